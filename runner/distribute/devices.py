@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.config.schema import ConfigError, EvalStrategyConfig, RunSettings
+from runner.system import memory
 from runner.system.console import counted
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,21 @@ def session_config() -> tf.compat.v1.ConfigProto:
         intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(),
         gpu_options=tf.compat.v1.GPUOptions(allow_growth=grows),
     )
+
+
+def peak_memory() -> dict[str, int]:
+    """Return the largest memory in bytes that this process has used so far: `process` is what of it was resident,
+    `GPU:<number>` what TensorFlow had allocated there. What is not known is left out.
+    """
+    peaks = {}
+    resident = memory.peak_memory()
+    if resident is not None:
+        peaks["process"] = resident
+    for gpu in tf.config.list_logical_devices("GPU"):  # of a CPU, TensorFlow does not know it
+        name = gpu.name.rpartition("device:")[2]
+        with contextlib.suppress(ValueError, tf.errors.OpError):
+            peaks[name] = int(tf.config.experimental.get_memory_info(name)["peak"])
+    return peaks
 
 
 def describe_devices(strategy: EvalStrategyConfig, replicas: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import platform
 import shlex
 import signal
 import tempfile
@@ -45,9 +46,10 @@ from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder,
 from runner.system.redaction import SecretList, mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, LATER_JOB, say
 from runner.system.start_status import START_STATUS
+from runner.tracking.backends.host_metrics import HostMetrics
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.journal import RUN_STARTED, WANTS_RUN, Journals, journal_path, note_of_run
-from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.provenance import code_files, repeat_text, tags_of_this_process
 from runner.tracking.run_end import RunEnd, settle, tell_training_ended, write_end, write_end_of_command
 from runner.tracking.run_lock import alone_in, wait_for_tasks
 from runner.tracking.run_record import MLFLOW, RunRecord, Shipped
@@ -248,7 +250,7 @@ class Supervisor:
         code, change = FAILED, ""
         try:
             # It ends before the end of the run is noted, after which trackers take nothing.
-            with self._recording_code():
+            with self._measuring_host(), self._recording_code():
                 outcome = self._run_recorded(tasks, journals)
             self._keep_of_earlier(outcome, earlier)
             is_over_early = self.trains and outcome.code != FINISHED and not journals.events("first_step")
@@ -414,6 +416,13 @@ class Supervisor:
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
         shipping.follow(self.model_dir)
 
+    def _measuring_host(self) -> AbstractContextManager[object]:
+        """Return a context beside which the use of this host is recorded, if that is asked for."""
+        tracking = self.config.tracking
+        if not (self.trains and tracking.system_metrics and tracking.has_mlflow):
+            return nullcontext()
+        return HostMetrics(self.model_dir, self.env, platform.node() if self.place is not None else "")
+
     def _recording_code(self) -> AbstractContextManager[object]:
         """Return a context beside which the code of this start is recorded, if it trains."""
         if not self.trains or not self.config.run.code:
@@ -548,14 +557,18 @@ class Supervisor:
                 f"summary.{self.config.command}.json": summary,
                 SUMMARY_FILE: after_reading(earlier, summary),
             }
-        return RunEnd(
+        end = RunEnd(
             outcome.status,
             self._recorded(outcome),
             summaries,
-            tags=self._tags_of_end(outcome, summary) if self.trains else {},
             files=[self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE],
             models=self._models_of(outcome),
         )
+        if not self.trains:
+            return end
+        tags = self._tags_of_end(outcome, summary)
+        files = [*end.files, *code_files(self.model_dir)]
+        return dataclasses.replace(end, tags=tags, description=repeat_text(self.model_dir), files=files)
 
     def _tags_of_end(self, outcome: Outcome, summary: Mapping[str, Any]) -> dict[str, str]:
         """Return the tags that the trackers get at the end of training."""

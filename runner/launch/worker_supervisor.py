@@ -6,9 +6,10 @@ MLflow run.
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,11 +23,12 @@ from runner.launch.rendezvous import FollowerRendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TaskStarter, build_starter
-from runner.remote.mirror import mirror_of, url_or_path
+from runner.remote.mirror import mirror_of, remote_dir, url_or_path
 from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, OUT_OF_MEMORY, PEER_LOST, USER_ERROR
 from runner.system.redaction import SecretList, masked
 from runner.system.secret_names import LIST
 from runner.system.standard_streams import say
+from runner.tracking.backends.host_metrics import HostMetrics
 from runner.tracking.journal import Journals
 from runner.tracking.workers import RENDEZVOUS, Launch
 
@@ -60,7 +62,11 @@ class WorkerSupervisor:
         say(f"This is {self.place.name}. The chief records the run and its results in {where}.")
         scratches = tempfile.TemporaryDirectory(prefix="runner-")
         try:
-            with scratches as scratch, closing(build_starter(self.config, 1)) as starter:
+            with (
+                scratches as scratch,
+                closing(build_starter(self.config, 1)) as starter,
+                self._measuring_host(model_dir),
+            ):
                 code = self._follow(rendezvous, model_dir, Path(scratch) / "config.yaml", starter)
         except TimeoutError as error:
             say(f"runner: {error}")
@@ -70,6 +76,17 @@ class WorkerSupervisor:
         if code == FINISHED:
             say(f"remote: {left}" if left else f"{self.place.name}: the run has finished; see summary.json in {where}.")
         return INTERRUPTED if left and code == FINISHED else code
+
+    def _measuring_host(self, model_dir: Path) -> AbstractContextManager[object]:
+        """Return a context beside which the use of this host is recorded, if that is asked for, where the chief finds
+        it: in a folder that all hosts share.
+        """
+        tracking = self.config.tracking
+        is_asked_for = tracking.system_metrics and tracking.has_mlflow and self.config.command in schema.TRAINING_RUNS
+        if not is_asked_for or remote_dir(model_dir) is not None:
+            return nullcontext()
+        model_dir.mkdir(parents=True, exist_ok=True)  # this host may be the first
+        return HostMetrics(model_dir, self.env, platform.node())
 
     def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: TaskStarter) -> int:
         """Start the task whenever the chief's supervisor says so, and report to it how the task ended.

@@ -1,4 +1,6 @@
-"""The memory that this process may still use, by the machine and its control groups (containers, batch jobs)."""
+"""The memory that this process has used, and may still use by the machine and its control groups (containers, batch
+jobs).
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,21 @@ def free_memory(process: Path = _PROCESS, groups: Path = _GROUPS) -> int:
 
 def peak_beyond_now(process: Path = _PROCESS) -> int:
     """Return the process's peak memory minus its current memory, in bytes; 0 if not known."""
+    sizes = _sizes_of(process)
+    return max(0, sizes.get("VmHWM", 0) - sizes.get("VmRSS", 0))
+
+
+def peak_memory(process: Path = _PROCESS) -> int | None:
+    """Return the largest resident memory that the process has had, in bytes; None if not known."""
+    return _sizes_of(process).get("VmHWM")
+
+
+def _sizes_of(process: Path) -> dict[str, int]:
+    """Return the kernel's name of the process's peak and current memory -> bytes; {} without /proc."""
     with contextlib.suppress(OSError):
         found = re.findall(r"^(VmHWM|VmRSS):\s*(\d+) kB$", (process / "status").read_text(), re.MULTILINE)
-        sizes = {name: 1024 * int(size) for name, size in found}
-        return max(0, sizes.get("VmHWM", 0) - sizes.get("VmRSS", 0))
-    return 0
+        return {name: 1024 * int(size) for name, size in found}
+    return {}
 
 
 def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:

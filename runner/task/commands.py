@@ -16,7 +16,7 @@ from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, ConfigError
 from runner.config.validation import checkpoint_in
 from runner.distribute.cluster import ALONE, Cluster
-from runner.distribute.devices import configure_devices, describe_devices
+from runner.distribute.devices import configure_devices, describe_devices, peak_memory
 from runner.distribute.grpc_server import kept_local, serve, start_server
 from runner.estimator.run_exports import RunExports
 from runner.estimator.train_and_evaluate import follow, train_and_evaluate
@@ -96,7 +96,8 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     with preemption.watched(config, context.stop):
         if context.cluster.is_evaluator:
             return _follow(job, context)
-        return _COMMANDS[config.command](config, job, context)
+        result = _COMMANDS[config.command](config, job, context)
+        return {**result, "peak_memory": peak_memory()}
 
 
 def _serve(config: Config, context: TaskContext) -> dict[str, Any]:

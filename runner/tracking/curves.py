@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.system.files import write_atomically
-from runner.tracking.journal import iterate_journal, journals_in
+from runner.tracking.journal import is_of_host, iterate_journal, journals_in
 from runner.tracking.tracker import points_of
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class Curve(Sequence[tuple[int, float]]):
 def read_metrics(model_dir: Path) -> Curves:
     """Return metric -> its (step, value) points, by step. After a rollback, later values replace earlier ones."""
     metrics: dict[str, Curve] = {}
-    for path in journals_in(model_dir):
+    of_steps = [path for path in journals_in(model_dir) if not is_of_host(path)]
+    for path in of_steps:
         of_file: dict[str, Curve] = {}
         for line in iterate_journal(path, containing=b'"metrics"'):
             for point in points_of(line):

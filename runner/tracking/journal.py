@@ -33,12 +33,12 @@ RUN_STARTED, RUN_ENDED = "run_started", "run_ended"
 recorded, tags, files, models), which `runner.tracking.run_end` writes. They are in one journal of a folder, that of
 SUPERVISOR, a script's too."""
 SUPERVISOR = "supervisor"
+HOST = "host"
+"""Role of the journals with the metrics of a host (`system/...`)."""
 OF_RESTARTS = "run/"
 """What the names of metrics begin with that say what restarts have changed; there may be several at one step."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
-DESCRIPTION = "description"
-"""Event: what the trackers show of the run, in Markdown (text)."""
 
 
 ShowPhase = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -183,9 +183,14 @@ class NullJournal(Journal):
     def close(self) -> None: ...
 
 
-def journal_path(model_dir: Path, role: str = "chief", index: int = 0) -> Path:
-    """Return the path of the journal of one task."""
+def journal_path(model_dir: Path, role: str = "chief", index: int | str = 0) -> Path:
+    """Return the path of the journal of one task, or of a host by its name."""
     return model_dir / f"events.{role}-{index}.jsonl"
+
+
+def is_of_host(path: Path) -> bool:
+    """Report whether a journal has the metrics of a host, which are not of a step."""
+    return path.name.startswith(f"events.{HOST}-")
 
 
 def journals_in(model_dir: Path) -> list[Path]:
@@ -322,7 +327,6 @@ _NEEDS: Mapping[str, Mapping[str, Any]] = {
     RUN_ENDED: {"time": _NUMBER, "status": str, "recorded": str},
     ARTIFACT: {"time": _NUMBER, "path": str, "folder": str},
     IMAGE: {"time": _NUMBER, "path": str, "name": str, "step": int},
-    DESCRIPTION: {"text": str},
     DATASET: {"context": str, "name": str, "digest": str, "source": dict, "profile": dict},
 }
 """Event -> type of each of its fields without which nobody can use it."""

@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,7 @@ from runner.system.console import counted
 from runner.system.exit_codes import USER_ERRORS
 from runner.system.files import MODEL_CARD_FILE
 from runner.system.redaction import mask_text
-from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe
+from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 """MLflow's limits, in characters, for names and for the values of params and tags."""
@@ -120,16 +120,12 @@ class MlflowTracker(Tracker):
     Args:
       uri: tracking URI; a sqlite database is created if it does not exist.
       experiment: name of the MLflow experiment; created if it does not exist.
-      system_metrics: record CPU, memory, disk and network of this machine with MLflow's monitor during the run.
       started_at: when the run started, in seconds since 1970; recording it may have to wait for a server. None: now.
     """
 
-    def __init__(
-        self, uri: str, experiment: str, system_metrics: bool = False, started_at: float | None = None
-    ) -> None:
+    def __init__(self, uri: str, experiment: str, started_at: float | None = None) -> None:
         self.uri = uri
         self._experiment = experiment
-        self._system_metrics = system_metrics
         self._client: Any = None
         self._experiment_id: str | None = None
         self._experiment_tags: Mapping[str, str] = {}
@@ -140,7 +136,6 @@ class MlflowTracker(Tracker):
         self._ranked_by = "eval/loss"
         self._mode: str | None = None
         self._view = ""  # the key of the view of the experiment to which the address leads
-        self._monitoring = ExitStack()
 
     def prepare(self) -> None:
         for name, value in QUIET.items():
@@ -191,8 +186,6 @@ class MlflowTracker(Tracker):
             self._run_id = str(run.info.run_id)
         self._keep_view()
         self._log_params(params_before, params)
-        if self._system_metrics:
-            self._start_monitor(is_new=not params_before)
         return self._run_id
 
     def join(self, run_id: str) -> bool:
@@ -345,19 +338,14 @@ class MlflowTracker(Tracker):
         return (status < 500 and status not in (408, 429)) or isinstance(error, (*USER_ERRORS, RuntimeError))
 
     def end(self, status: str, time: float) -> None:
-        self._monitoring.close()  # first: until then a thread of MLflow logs to the run
         self._client.set_terminated(self._run_id, status=status, end_time=round(time * 1000))
 
     def leave(self, status: str, time: float) -> None:
-        self._monitoring.close()
         before, end_time = self._found or ("RUNNING", None)
         if before == "RUNNING":  # it is new, or its supervisor was killed
             self.end(status, time)
         elif self._client.get_run(self._run_id).info.status != before:
             self._client.set_terminated(self._run_id, status=before, end_time=end_time)
-
-    def close(self) -> None:
-        self._monitoring.close()
 
     def address(self) -> str | None:
         if self._run_id is None:
@@ -458,18 +446,6 @@ class MlflowTracker(Tracker):
         if len(texts) > len(shown):
             tags["params_left_out"] = f"{len(texts) - len(shown)} params are left out; config.yaml has all"
         self.set_tags(tags)
-
-    def _start_monitor(self, is_new: bool) -> None:
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-        self._monitoring.close()
-        try:
-            monitor = SystemMetricsMonitor(self._run_id, resume_logging=not is_new, tracking_uri=self.uri)
-        except Exception as error:  # a run is more important than its system metrics
-            logging.getLogger(__name__).warning("no system metrics: %s", describe(error))
-            return
-        monitor.start()
-        self._monitoring.callback(monitor.finish)
 
 
 @contextmanager

@@ -32,8 +32,12 @@ from runner.system.redaction import NO_LIST, SecretList, mask_text, masked_overr
 from runner.system.secret_texts import MASK
 from runner.tracking.run_lock import LOCK_FILE
 
-GIT_SECS, GIT_BYTES = 10.0, 20_000_000
-"""Limits of an answer of git: a repository may be huge, or on a disk that hangs."""
+GIT_SECS = 10.0
+"""Seconds that git may take for an answer: a repository may be huge, or on a disk that hangs."""
+START_SECS = 5.0
+"""The same at the start of a run, which waits for it."""
+GIT_BYTES = 20_000_000
+"""Largest number of bytes of an answer."""
 IGNORED = "git ignores it"
 """Why a file is left out that is made, or that is of this machine alone."""
 
@@ -69,10 +73,10 @@ def tags_of_this_process(
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             tags[f"version.{package}"] = metadata.version(package)
-    commit = commit_in(Path.cwd())
+    commit = commit_in(Path.cwd(), START_SECS)
     if commit:
         tags["mlflow.source.git.commit"] = commit
-        changes = git(Path.cwd(), "status", "--porcelain", "--untracked-files=no")
+        changes = git(Path.cwd(), "status", "--porcelain", "--untracked-files=no", secs=START_SECS)
         if changes is not None:
             tags["git.dirty"] = str(bool(changes)).lower()
     return tags
@@ -143,7 +147,22 @@ def repeat_lines(model_dir: Path) -> list[str]:
         if len(codes) > 1:
             lines.append(f"# start {code.start}, from step {code.step} on:")
         lines += _lines_of(code, model_dir)
-    return lines
+    # The name of a file may have a line break, after which a shell would read a command.
+    return [re.sub(r"[\x00-\x1f]", "?", line) for line in lines]
+
+
+def repeat_text(model_dir: Path) -> str | None:
+    """Return these lines as Markdown, for the page of a run; None: there are none."""
+    lines = "\n".join(repeat_lines(model_dir))
+    if not lines:
+        return None
+    return f"### Repeat this run\n\n```\n{lines}\n```\n"
+
+
+def code_files(model_dir: Path) -> list[str]:
+    """Return the files that say what the run in `model_dir` was made of, as paths below it."""
+    files = sorted((model_dir / RUNNER_FILES).glob("code.*"))
+    return [str(file.relative_to(model_dir)) for file in files]
 
 
 def _lines_of(code: RunCode, model_dir: Path) -> Iterator[str]:
@@ -154,7 +173,7 @@ def _lines_of(code: RunCode, model_dir: Path) -> Iterator[str]:
     for name, why in code.left_out.items():
         yield f"# not recorded: {name} ({why})"
     if code.commit:
-        yield f"git checkout {code.commit}"
+        yield f"git checkout {shlex.quote(code.commit)}"
     if patch.exists():
         yield f"git apply {shlex.quote(str(patch))}"
     yield f"pip install -r {shlex.quote(str(requirements))}"
@@ -258,7 +277,8 @@ def _file_of_module(module: Any) -> str:
     with suppress(AttributeError, TypeError):
         file = object.__getattribute__(module, "__dict__").get("__file__")
         if isinstance(file, str):
-            return os.path.abspath(file)
+            # Making a path absolute takes 5 us, and there are 5,000 modules: only where it is none.
+            return file if file.startswith("/") else os.path.abspath(file)
     return ""
 
 
@@ -273,16 +293,19 @@ def project_of(folder: Path) -> Path:
 # --- git --------------------------------------------------------------------------------------------------------------
 
 
-def git(folder: Path, *arguments: str) -> bytes | None:
+def git(folder: Path, *arguments: str, secs: float | None = None) -> bytes | None:
     """Return the output of a git command in `folder`; None without git or outside of a repository, or if the answer
     takes too long or is too large.
+
+    Args:
+      secs: seconds that it may take; None: GIT_SECS.
     """
     # Without locks: another git command of the user must not fail because of this one.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with suppress(OSError), subprocess.Popen(command, **streams) as process:
         assert process.stdout is not None
-        limit = threading.Timer(GIT_SECS, process.kill)
+        limit = threading.Timer(secs or GIT_SECS, process.kill)
         limit.daemon = True
         limit.start()
         try:
@@ -296,7 +319,7 @@ def git(folder: Path, *arguments: str) -> bytes | None:
     return None
 
 
-def commit_in(folder: Path) -> str | None:
-    """Return the commit of the repository that has `folder`; None: it has none."""
-    answer = git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+def commit_in(folder: Path, secs: float | None = None) -> str | None:
+    """Return the commit of the repository that has `folder`; None: it has none. Args: secs: as of `git`."""
+    answer = git(folder, "rev-parse", "--verify", "--quiet", "HEAD", secs=secs)
     return answer.decode().strip() if answer else None

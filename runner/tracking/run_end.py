@@ -28,6 +28,7 @@ from runner.config.schema import TRAINING_RUNS, ConfigError
 from runner.system.files import read_dataclass, remove, write_json
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, journals_in, note_of_run, starts_and_ends
+from runner.tracking.provenance import code_files, repeat_text
 from runner.tracking.run_record import RunRecord
 from runner.tracking.summary import MLFLOW_STATUS, STILL_RUNNING, SUMMARY_FILE, read_summary, write_summary
 
@@ -295,8 +296,9 @@ def _killed(folder: Path, summary: Mapping[str, Any]) -> RunEnd:
     if found is not None:  # the summary was written at the start, which may have begun with fewer micro-batches
         known["gradient_accumulation"] = found
         tags["gradient_accumulation"] = str(found)
-    files = (saved_config.FILE, SUMMARY_FILE, CURVES_FILE)
-    return dataclasses.replace(end, summaries={SUMMARY_FILE: known}, tags=tags, files=files)
+    files = (saved_config.FILE, SUMMARY_FILE, CURVES_FILE, *code_files(folder))
+    text = repeat_text(folder)
+    return dataclasses.replace(end, summaries={SUMMARY_FILE: known}, tags=tags, description=text, files=files)
 
 
 def _end_of_start(folder: Path, start: Mapping[str, Any]) -> RunEnd:

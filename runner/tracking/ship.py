@@ -43,7 +43,6 @@ from runner.tracking.journal import (
     ARTIFACT,
     BLOCK_BYTES,
     DATASET,
-    DESCRIPTION,
     IMAGE,
     OF_RESTARTS,
     RUN_ENDED,
@@ -51,6 +50,7 @@ from runner.tracking.journal import (
     SUPERVISOR,
     WANTS_RUN,
     Journals,
+    is_of_host,
     journal_path,
     journals_in,
     make_durable,
@@ -121,7 +121,7 @@ def build_tracker(backend: str, settings: TrackingConfig, model_dir: Path, name:
       started_at: when the run started, in seconds since 1970; the tracker may be built later.
     """
     if backend == MLFLOW:
-        return MlflowTracker(str(settings.uri), str(settings.experiment), settings.system_metrics, started_at)
+        return MlflowTracker(str(settings.uri), str(settings.experiment), started_at)
     if backend == "csv":
         return CsvTracker(model_dir)
     return UserTracker(next(one for one in settings.backends if one.name == backend), name)
@@ -325,7 +325,7 @@ class RunShipper:
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             things: list[Callable[[], None]] = []
             if line.get("description"):
-                things.append(partial(tracker.set_description, line["description"], _heading_of(line["description"])))
+                things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
             things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
             for thing in things:
@@ -369,7 +369,8 @@ class RunShipper:
                 if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
                     write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
         self._deadline.expect(path.stat().st_size)
-        tracker.log_file(path)
+        folder = str(Path(name).parent)
+        tracker.log_file(path, "" if folder == "." else folder)
         self._deadline.expect()
 
     def _send_model(self, tracker: Tracker, facts: Mapping[str, Any]) -> None:
@@ -390,9 +391,9 @@ class RunShipper:
         """Ship the journals of the tasks, up to the next start: whether a step that is repeated counts depends on the
         start.
         """
-        for path in journals_in(self.folder):
+        for path in self._journals_of_tasks():
             before = -1
-            while path != self._bounds and before != (before := self._offset(path)):
+            while before != (before := self._offset(path)):
                 lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
                 # Must follow the reading of lines: a start may just have begun.
                 bounds = starts_and_ends(self.folder, self._offset(self._bounds))
@@ -403,6 +404,13 @@ class RunShipper:
                 # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
                 # and step).
                 self._note(path, after)
+
+    def _journals_of_tasks(self) -> Iterator[Path]:
+        """Yield the journals that this tracker gets beside the supervisor's; those of hosts are for MLflow's pages."""
+        for path in journals_in(self.folder):
+            is_taken = self._name == MLFLOW or not is_of_host(path)
+            if path != self._bounds and is_taken:
+                yield path
 
     def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> None:
         last_steps = dict(self._shipped.last_steps)
@@ -416,8 +424,6 @@ class RunShipper:
                 tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(tracker, line)
-            elif line.get("event") == DESCRIPTION:
-                tracker.set_description(line["text"], _heading_of(line["text"]))
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
@@ -551,11 +557,6 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
             except OSError:  # one of the processes is alive, or the file is not a lock of a run
                 continue
             _close_as_killed(tracker, run_id, path.parent)
-
-
-def _heading_of(description: str) -> str:
-    """Return what a description begins with that a later one replaces; one of the user begins otherwise."""
-    return description[:20]
 
 
 @contextmanager

@@ -27,7 +27,7 @@ _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 """Fields of the run's summary that a command may add although it only reads the run."""
 
 _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
-              "checkpoint", "predictions", "stopped_early", "error", "answer")  # fmt: skip
+              "peak_memory", "checkpoint", "predictions", "stopped_early", "error", "answer")  # fmt: skip
 
 MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "SCHEDULED", "running": "RUNNING"}
 """Status of a run -> MLflow's status of it. MLflow draws KILLED as a failure (a red cross, as FAILED), and SCHEDULED as
@@ -132,7 +132,7 @@ def summary_of(
         "settings_id": settings_id,
         "seed": config.run.seed,
         "strategy": config.strategy.name,
-        **{name: facts.get(name) for name in ("num_replicas", "devices", "checkpoint", "predictions")},
+        **{name: facts.get(name) for name in ("num_replicas", "devices", "peak_memory", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),
         **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},
         "lost_workers": facts.get("lost_workers", []),

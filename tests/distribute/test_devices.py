@@ -13,7 +13,7 @@ import tensorflow as tf
 from runner import Hook, Params
 from runner.config.schema import ConfigError, RunSettings, StrategyConfig
 from runner.distribute.cluster import Cluster
-from runner.distribute.devices import configure_devices, describe_devices, session_config
+from runner.distribute.devices import configure_devices, describe_devices, peak_memory, session_config
 from runner.distribute.grpc_server import start_server
 from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
@@ -99,3 +99,19 @@ def test_devices_are_named_as_a_person_calls_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"device_name": "NVIDIA H200"})
     assert describe_devices(StrategyConfig("mirrored"), 2) == "2 x NVIDIA H200"
     assert describe_devices(StrategyConfig("mirrored", virtual_devices=2), 2).startswith("CPU, ")
+
+
+def test_the_peak_of_each_gpu_is_told_where_tensorflow_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("/device:GPU:0", "/job:worker/replica:0/task:0/device:GPU:1", "/device:GPU:2")
+    devices = [tf.config.LogicalDevice(name, "GPU") for name in names]
+
+    def memory_of(name: str) -> dict[str, int]:
+        if name == "GPU:2":
+            raise ValueError("its allocator does not count")
+        return {"current": 1, "peak": 1000 + int(name[-1])}
+
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: devices)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", memory_of)
+    peaks = peak_memory()
+    assert peaks.pop("process") > 1e8
+    assert peaks == {"GPU:0": 1000, "GPU:1": 1001}

@@ -151,7 +151,8 @@ def test_the_extra_all_has_every_extra_of_users_but_gpu() -> None:
 
 def test_nvidias_libraries_are_an_extra_and_in_no_lock() -> None:
     (tensorflow,) = (one for one in PROJECT["dependencies"] if one.startswith("tensorflow>="))
-    assert PROJECT["optional-dependencies"]["gpu"] == [tensorflow.replace("tensorflow", "tensorflow[and-cuda]")]
+    cuda = tensorflow.replace("tensorflow", "tensorflow[and-cuda]")
+    assert PROJECT["optional-dependencies"]["gpu"] == [cuda, "nvidia-ml-py>=12"]
     for lock in ("requirements/dev.lock", "deploy/requirements.lock"):
         assert "\nnvidia-" not in (ROOT / lock).read_text(), lock
     assert "--all-extras" not in (ROOT / "Makefile").read_text()

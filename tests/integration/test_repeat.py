@@ -124,7 +124,7 @@ def test_the_lines_that_repeat_a_run_come_to_its_bits_in_a_fresh_clone(
     client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
     assert all(line in run.data.tags["mlflow.note.content"].splitlines() for line in lines)
-    kept = {Path(file.path).name for file in client.list_artifacts(run.info.run_id, "code")}
+    kept = {Path(file.path).name for file in client.list_artifacts(run.info.run_id, "runner_files")}
     assert kept == {"code.1.json", "code.1.patch", "code.1.requirements.txt"}
 
     # What a person does who has a clone: the file that git ignores is theirs.

@@ -9,6 +9,8 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,9 +24,11 @@ from runner.config.hydra import config_flags
 from runner.launch.environment import run_code
 from runner.launch.environment.run_code import CodeRecorder, code_of_folder, composed_files
 from runner.tracking import provenance
-from runner.tracking.journal import Journal, journal_path, starts_and_ends
+from runner.tracking.journal import RUN_STARTED, Journal, journal_path, note_of_run, starts_and_ends
 from runner.tracking.provenance import RunCode, compare, read_code, repeat_lines
+from runner.tracking.run_end import settle
 from runner.tracking.run_record import RunRecord
+from runner.tracking.summary import write_summary
 
 SECRET = "correct-horse-battery"
 TOKEN = "hf_" + "a1B2" * 10
@@ -357,7 +361,7 @@ def test_the_end_of_a_run_does_not_wait_for_git_and_nothing_comes_after_it(
     project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     project.write(net_py="x = 1\n")
-    ends = run_code.threading.Event()
+    ends = threading.Event()
     monkeypatch.setattr(run_code, "_requirements", lambda: ends.wait(20) and "")
     monkeypatch.setattr(CodeRecorder, "END_SECS", 0.1)
     recorder = project.recorder()
@@ -422,16 +426,25 @@ def test_code_that_changed_before_tasks_started_anew_is_recorded_too(project: Pr
     assert (first.files, set(second.files), second.step) == ({}, {"net.py"}, 5)
 
 
-def test_the_record_goes_to_the_trackers_before_the_end_of_the_run(project: Project) -> None:
+def test_the_end_of_a_run_that_was_killed_has_its_code_too(project: Project) -> None:
     project.write(net_py="x = 1\n")
     project.record("net.py")
-    supervisor = journal_path(project.model_dir, "supervisor")
-    lines = [json.loads(line) for line in supervisor.read_text().splitlines()]
-    kinds = {"code.1.patch", "code.1.requirements.txt", "code.1.json"}
-    assert {line["path"] for line in lines if line["event"] == "artifact"} == {f"runner_files/{one}" for one in kinds}
-    (described,) = [line["text"] for line in lines if line["event"] == "description"]
-    assert all(line in described.splitlines() for line in repeat_lines(project.model_dir))
-    assert starts_and_ends(project.model_dir) == []
+    write_summary(project.model_dir, {"command": "train", "status": "running"})
+    note_of_run(project.model_dir, RUN_STARTED, command="train", name="x", params={}, tags={})
+    settle(project.model_dir)
+    _, end = starts_and_ends(project.model_dir)
+    of_code = {f"runner_files/code.1.{kind}" for kind in ("patch", "requirements.txt", "json")}
+    assert of_code <= set(end["files"]) and end["status"] == "interrupted"
+    assert all(line in end["description"].splitlines() for line in repeat_lines(project.model_dir))
+
+
+def test_a_name_with_a_line_break_ends_no_line_that_a_shell_reads(project: Project) -> None:
+    project.write(net_py="x = 1\n")
+    project.commit()
+    project.put("a\nrm -rf x.py", f"key = {TOKEN!r}\n")
+    project.record("net.py", "a\nrm -rf x.py")
+    comments = [line for line in repeat_lines(project.model_dir) if "rm -rf" in line]
+    assert comments and all(line.startswith("#") and "\n" not in line for line in comments)
 
 
 def test_a_damaged_record_is_set_aside(project: Project) -> None:
@@ -560,8 +573,8 @@ def test_the_modules_of_a_task_are_those_of_its_project_and_none_is_imported_by_
     monkeypatch.chdir(project.folder / "lib")
     module = type(json)("net_of_the_test")
     module.__file__ = str(project.folder / "net.py")
-    monkeypatch.setitem(provenance.sys.modules, "net_of_the_test", module)
-    monkeypatch.setitem(provenance.sys.modules, "lazy_of_the_test", Lazy())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "net_of_the_test", module)
+    monkeypatch.setitem(sys.modules, "lazy_of_the_test", Lazy())
     assert provenance.imported_files() == [str(project.folder / "net.py")]
 
 

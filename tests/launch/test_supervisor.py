@@ -118,6 +118,7 @@ def test_a_task_that_finishes_is_summarised(
         "gradient_accumulation": 1,
         "num_replicas": 2,
         "devices": "2 x NVIDIA H200",
+        "peak_memory": None,
         "checkpoint": "c",
         "predictions": None,
         "exports": [],
@@ -126,6 +127,8 @@ def test_a_task_that_finishes_is_summarised(
         "interrupted_by": None,
         "repeated_steps": 0,
         "mlflow_run_id": None,
+        "seed": 1,
+        "settings_id": None,
     }
     assert (tmp_path / "run" / "config.yaml").exists()
     said = capsys.readouterr().out.splitlines()
@@ -265,7 +268,7 @@ def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int]
     tags = recorded.data.tags
     assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
     assert tags["version.tensorflow"].startswith(("2.21", "2.22"))
-    left = {"code", "config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
+    left = {"runner_files", "config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
     assert {file.path for file in client.list_artifacts(run_id)} == left
 
     assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.system.memory import free_memory, peak_beyond_now
+from runner.system.memory import free_memory, peak_beyond_now, peak_memory
 
 
 def write(folder: Path, **files: str) -> None:
@@ -54,3 +54,5 @@ def test_without_groups_it_is_that_of_the_machine(tmp_path: Path) -> None:
 def test_what_a_process_had_at_its_peak(tmp_path: Path, process: Path) -> None:
     assert peak_beyond_now(process) == 3000 * 1024
     assert peak_beyond_now(tmp_path) == 0
+    assert peak_memory(process) == 5000 * 1024
+    assert peak_memory(tmp_path) is None

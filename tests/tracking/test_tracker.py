@@ -333,21 +333,6 @@ def test_finds_the_other_runs_of_a_host_and_settles_those_that_still_run(uri: st
     assert "status" not in run_of(tracker, ended_id).data.tags
 
 
-def test_system_metrics_are_recorded_when_asked_for(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
-    tracker = MlflowTracker(uri, "system", system_metrics=True)
-    run_id = tracker.start(None, "x", {}, {})
-    assert run_id is not None
-
-    def names() -> set[str]:
-        return set(run_of(tracker, run_id).data.metrics)
-
-    wait_until(lambda: "system/cpu_utilization_percentage" in names())
-    tracker.end("FINISHED", time.time())
-    assert not [thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"]
-    assert run_of(tracker, run_id).info.status == "FINISHED"
-
-
 def test_a_parent_and_children_share_a_process(uri: str) -> None:
     parent = MlflowTracker(uri, "family")
     parent_id = parent.start(None, "sweep", {}, {})

@@ -23,10 +23,10 @@ from typing import Any
 import yaml
 
 import runner
-from runner.system.files import new_place_of, write_atomically, write_json
+from runner.system.files import RUNNER_FILES, write_atomically, write_json
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
-from runner.tracking.journal import ARTIFACT, DESCRIPTION, note_of_run, read_journal
+from runner.tracking.journal import read_journal
 from runner.tracking.provenance import (
     IGNORED,
     RunCode,
@@ -36,7 +36,6 @@ from runner.tracking.provenance import (
     packages_in,
     project_of,
     read_code,
-    repeat_lines,
 )
 from runner.tracking.run_record import RunRecord
 
@@ -44,8 +43,9 @@ MAX_BYTES = 1_000_000
 """Largest number of bytes of the patch of a start, and of a file in it."""
 MAX_NAMED = 5
 """Largest number of files that are named in a message."""
-ARTIFACTS = "code"
-"""Folder of the files among the artifacts of a run."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Ten times as fast as PyYAML's own, where it was built with LibYAML."""
 
 _IS_CODE = re.compile(r".*\.(py|yaml|yml)")
 _HAS_VARIABLES = re.compile(r"\.env(\..+)?|.+\.env|\.envrc")
@@ -92,13 +92,17 @@ class CodeRecorder:
     _over: threading.Event = dataclasses.field(default_factory=threading.Event, init=False)
     _is_given_up: bool = dataclasses.field(default=False, init=False)
 
-    LOOK_SECS, LATER_SECS = 0.2, 2.0
-    """Seconds between two looks at the journal, before and after the first step."""
+    LOOK_SECS = 0.2
+    """Seconds between two looks at the journal, before the first step."""
+    LATER_SECS = 2.0
+    """The same after it."""
     END_SECS = 10.0
     """Seconds that the end of a run waits for git."""
 
     def __enter__(self) -> CodeRecorder:
-        self._offset = self.journal.stat().st_size if self.journal.exists() else 0
+        self._offset = 0
+        if self.journal.exists():
+            self._offset = self.journal.stat().st_size
         self._folder = Path.cwd()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="code of the run")
         self._thread.start()
@@ -149,7 +153,8 @@ class CodeRecorder:
         """
         named = [*map(Path, line.get("files", ())), *composed_files(self.hydra_notes)]
         has_git = (project / ".git").exists()
-        patch, problem = Patch(project, began), ""
+        patch = Patch(project, began)
+        problem = ""
         try:
             base = commit
             if has_git and base is None:
@@ -162,12 +167,9 @@ class CodeRecorder:
             problem, self.command, platform.python_version(),
         )  # fmt: skip
         requirements = _requirements()
-        if self._is_given_up:  # the end of the run is written, and nothing may come after it
+        if self._is_given_up:  # the run has ended, and another may have the folder
             return
-        for file in _write(self.model_dir, code, patch.data, requirements):
-            note_of_run(self.model_dir, ARTIFACT, path=str(file.relative_to(self.model_dir)), folder=ARTIFACTS)
-        lines = "\n".join(repeat_lines(self.model_dir))
-        note_of_run(self.model_dir, DESCRIPTION, text=f"### Repeat this run\n\n```\n{lines}\n```\n")
+        _write(self.model_dir, code, patch.data, requirements)
         self._say_left_out(code)
 
     def _say_left_out(self, code: RunCode) -> None:
@@ -185,25 +187,22 @@ class CodeRecorder:
         say(f"run.code: not recorded: {', '.join(shown)}")
 
 
-def _write(model_dir: Path, code: RunCode, patch: bytes, requirements: str) -> list[Path]:
-    """Write the files of a start, or those of the start before it anew, which ran the same code. Return them."""
+def _write(model_dir: Path, code: RunCode, patch: bytes, requirements: str) -> None:
+    """Write the files of a start, or those of the start before it anew, which ran the same code."""
     before = next(reversed(read_code(model_dir)), None)
     if before is not None and _is_same(model_dir, before, code, patch, requirements):
         code = dataclasses.replace(code, start=before.start, step=before.step)
-    files = {kind: new_place_of(model_dir / f"code.{code.start}.{kind}") for kind in _KINDS}
+    (model_dir / RUNNER_FILES).mkdir(exist_ok=True)  # not its parents: a deleted model_dir is not made again
+    of_patch = file_of(model_dir, code.start, "patch")
     if patch:
-        write_atomically(files["patch"], patch)
+        write_atomically(of_patch, patch)
     else:
-        files["patch"].unlink(missing_ok=True)
-    write_atomically(files["requirements.txt"], requirements)
-    # Last, since readers look for it.
+        of_patch.unlink(missing_ok=True)
+    write_atomically(file_of(model_dir, code.start, "requirements.txt"), requirements)
     facts = dataclasses.asdict(code)
     del facts["packages"]
-    write_json(files["json"], facts)
-    return [file for file in files.values() if file.exists()]
-
-
-_KINDS = ("patch", "requirements.txt", "json")
+    # Last, since readers look for it.
+    write_json(file_of(model_dir, code.start, "json"), facts)
 
 
 def _is_same(model_dir: Path, before: RunCode, code: RunCode, patch: bytes, requirements: str) -> bool:
@@ -234,16 +233,18 @@ def code_of_folder(folder: Path, run: RunCode) -> RunCode:
     base = run.commit or ""
     if run.commit and git(project, "cat-file", "-e", f"{run.commit}^{{commit}}") is None:
         base = commit or ""
-    changed = _changed_since(base, project) if base else []
+    changed: list[str] | None = []
+    if base:
+        changed = _changed_since(base, project)
+    problem = ""
+    if changed is None:
+        problem = _UNKNOWN
     names = {*(changed or ()), *run.files}
-    return RunCode(
-        commit=commit,
-        folder=_below(folder.absolute(), project),
-        files={name: _digest(project / name) for name in sorted(names)},
-        problem=_UNKNOWN if changed is None else "",
-        python=platform.python_version(),
-        packages=packages_in(_requirements()),
-    )
+    files = {name: _digest(project / name) for name in sorted(names)}
+    packages = packages_in(_requirements())
+    place = _below(folder.absolute(), project)
+    python = platform.python_version()
+    return RunCode(commit=commit, folder=place, files=files, problem=problem, python=python, packages=packages)
 
 
 # --- the config -------------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def composed_files(hydra_notes: str) -> list[Path]:
       hydra_notes: Hydra's own settings, as in `.hydra/hydra.yaml`.
     """
     try:
-        settings = yaml.safe_load(hydra_notes)["hydra"]
+        settings = yaml.load(hydra_notes, _LOADER)["hydra"]
         sources = settings["runtime"]["config_sources"]
         chosen = dict(settings["runtime"]["choices"])
         waiting = [str(settings["job"]["config_name"])]
@@ -280,9 +281,13 @@ def _defaults_in(file: Path, group: str) -> Iterator[str]:
     """Yield the files that a config file has in its list of defaults; options of groups are known from the choices."""
     tree: Any = None
     with suppress(OSError, ValueError, yaml.YAMLError):
-        tree = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
-    defaults = tree.get("defaults") if isinstance(tree, dict) else None
-    for entry in defaults if isinstance(defaults, list) else ():
+        tree = yaml.load(file.read_text(encoding="utf-8-sig"), _LOADER)
+    defaults: Any = None
+    if isinstance(tree, dict):
+        defaults = tree.get("defaults")
+    if not isinstance(defaults, list):
+        return
+    for entry in defaults:
         if isinstance(entry, str) and entry.startswith("/"):
             yield entry.lstrip("/")
         elif isinstance(entry, str):
@@ -433,7 +438,9 @@ _DIFF = ("--no-renames", "--no-relative", "--ignore-submodules=untracked")
 def _changed_since(base: str, project: Path) -> list[str] | None:
     """Return the files in git that differ from a commit, in git's order; None if git does not say it."""
     answer = git(project, "diff", "--name-only", "-z", *_DIFF, base)
-    return None if answer is None else _names_in(answer)
+    if answer is None:
+        return None
+    return _names_in(answer)
 
 
 def _listed(project: Path, names: Collection[str], *which: str) -> set[str]:
@@ -466,22 +473,27 @@ def _new_files(project: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def _new_file(name: str, data: bytes, *, is_executable: bool) -> bytes:
-    quoted = _quoted(f"b/{name}")
-    # Git ends a name with a space by a tab.
-    end = "\t" if " " in name else ""
-    head = f"diff --git {_quoted(f'a/{name}')} {quoted}\nnew file mode {'100755' if is_executable else '100644'}\n"
+    before = _quoted(f"a/{name}")
+    after = _quoted(f"b/{name}")
+    mode = "100755" if is_executable else "100644"
+    head = f"diff --git {before} {after}\nnew file mode {mode}\n"
     if not data:
         # An empty file has no lines, and is told by its object.
         return os.fsencode(f"{head}index 0000000..e69de29\n")
     lines = data.removesuffix(b"\n").split(b"\n")
-    head += f"--- /dev/null\n+++ {quoted}{end}\n@@ -0,0 +1,{len(lines)} @@\n"
+    # Git ends a name with a space by a tab.
+    end = "\t" if " " in name else ""
+    head += f"--- /dev/null\n+++ {after}{end}\n@@ -0,0 +1,{len(lines)} @@\n"
     body = b"".join(b"+" + line + b"\n" for line in lines)
-    return os.fsencode(head) + body + (b"" if data.endswith(b"\n") else b"\\ No newline at end of file\n")
+    if not data.endswith(b"\n"):
+        body += b"\\ No newline at end of file\n"
+    return os.fsencode(head) + body
 
 
 def _quoted(name: str) -> str:
     """Return a name as git has it in a patch."""
-    return json.dumps(name, ensure_ascii=False) if re.search(r'["\\\x00-\x1f]', name) else name
+    is_special = re.search(r'["\\\x00-\x1f]', name) is not None
+    return json.dumps(name, ensure_ascii=False) if is_special else name
 
 
 def _below(path: Path, project: Path) -> str:
@@ -501,7 +513,10 @@ def _size_of(path: Path) -> int:
 def _digest(path: Path) -> str | None:
     """Return the digest of what a file holds, of a link where it leads; None if there is no file."""
     with suppress(OSError):
-        data = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
+        if path.is_symlink():
+            data = os.fsencode(os.readlink(path))
+        else:
+            data = path.read_bytes()
         return hashlib.sha256(data).hexdigest()
     return None
 

@@ -243,7 +243,7 @@ class Sweep:
             tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
         params = {"sweep.metric": config.sweep.metric} if config.sweep.metric else {}
         note_of_run(self.directory, RUN_STARTED, command="sweep", name=name, params=params, tags=tags)
-        write_settings(self.directory, replace(config.tracking, system_metrics=False), command.env, listed=listed)
+        write_settings(self.directory, config.tracking, command.env, listed=listed)
 
     def _secs_until_due(self) -> float:
         """Return the seconds until sweep.json may be rewritten; 0 or less: now."""

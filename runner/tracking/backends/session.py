@@ -22,6 +22,7 @@ from runner.system.files import MODEL_SUMMARY_FILE
 from runner.system.redaction import NO_LIST, mask_text, masked
 from runner.system.standard_streams import say
 from runner.tracking.artifacts import Artifacts, keeping, log_artifact
+from runner.tracking.backends.host_metrics import HostMetrics
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.journal import RUN_STARTED, Journal, Journals, note_of_run
 from runner.tracking.provenance import tags_of_this_process
@@ -114,7 +115,7 @@ class ScriptRecord(NullRecord):
         self.journal.event("started", pid=os.getpid(), command=command)
         status = "failed"
         try:
-            with keeping(artifacts):
+            with keeping(artifacts), self._measuring_host(trains=trains):
                 if script is not None and self._journals is not None:
                     log_artifact(script)
                 yield
@@ -127,6 +128,13 @@ class ScriptRecord(NullRecord):
             if self.role == "evaluator":
                 self._begin("evaluate", settings, LOCK_SECS)
             self._end(status, trains=trains)
+
+    def _measuring_host(self, *, trains: bool) -> contextlib.AbstractContextManager[object]:
+        """Return a context beside which the use of this host is recorded, if that is asked for."""
+        is_recorded = self._journals is not None and self.settings.has_mlflow
+        if not (trains and is_recorded and self.settings.system_metrics):
+            return contextlib.nullcontext()
+        return HostMetrics(self.model_dir, os.environ)
 
     def _begin(self, command: str, settings: Mapping[str, Any], wait_secs: float = TIMEOUT_SECS) -> None:
         if not self.settings.backends:
