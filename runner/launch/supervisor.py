@@ -67,7 +67,7 @@ from runner.tracking.summary import (
     write_summary,
 )
 from runner.tracking.tracker import exported_models
-from runner.tracking.workers import LISTED_STARTS, Launch, slowest_first, slowest_start, starts_of
+from runner.tracking.workers import LISTED_STARTS, Launch, slowest_first, slowest_start, starts_of, step_times_of
 
 _OF_MICRO_BATCHES = ("input.train.batch_size", "strategy", "cluster.num_workers")
 """Keys that decide how many examples each replica has of a batch."""
@@ -507,6 +507,7 @@ class Supervisor:
         restarts = tasks.restarts
         if self.trains:
             outcome.facts["starts"] = starts_of(journals)
+            outcome.facts["step_times"] = step_times_of(journals)
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
         return outcome
 

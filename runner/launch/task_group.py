@@ -26,7 +26,7 @@ from runner.task.error_report import QUIET_ERRORS
 from runner.tracking.journal import Journals
 from runner.tracking.run_end import GENERATION, remove_ending
 from runner.tracking.run_record import FOUND_ACCUMULATION, RunRecord
-from runner.tracking.workers import RENDEZVOUS, Launch
+from runner.tracking.workers import RENDEZVOUS, Launch, StragglerWatch
 
 
 @dataclass
@@ -69,6 +69,12 @@ class RestartingGang:
 
     def _run(self, tasks: list[Task], starter: TaskStarter) -> GangResult:
         journals = Journals(self.restarts.model_dir)
+        watch = StragglerWatch(self.restarts.model_dir, lambda text: say(f"{self.prefix}{text}"))
+
+        def look_around() -> GangResult | None:
+            watch.look()
+            return self.rendezvous.look()
+
         gang = Gang(
             start_timeout_secs=self.config.cluster.start_timeout_secs,
             freeze_secs=self.config.run.freeze_secs,
@@ -76,7 +82,7 @@ class RestartingGang:
             say=lambda text: say(f"{self.prefix}runner: {text}"),
             has_joined=lambda task: task.place.name in journals.events("joined"),
             may_replace=lambda ending: self.restarts.allow(ending, alone=True),
-            look_around=self.rendezvous.look,
+            look_around=look_around,
         )
         trains = self.config.command in TRAINING_RUNS
         with self.stops.watch(gang, "saving a checkpoint" if trains else "nothing is saved"):

@@ -13,7 +13,7 @@ from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.files import read_json, write_json
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
-from runner.tracking.workers import Start, slowest_start
+from runner.tracking.workers import Start, slowest_start, step_times_summary
 
 SUMMARY_FILE = "summary.json"
 
@@ -128,6 +128,7 @@ def summary_of(
         "phases": facts.get("phases", {}),
         "starts": {task: asdict(start) for task, start in starts.items()},
         "slowest_start": asdict(slowest) if slowest is not None else None,
+        "step_times": step_times_summary(facts.get("step_times", {})),
         "unread_params": facts.get("unread_params", []),
         "settings_id": settings_id,
         "seed": config.run.seed,

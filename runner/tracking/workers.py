@@ -1,4 +1,4 @@
-"""How the workers of a run differ: what each took from the command to its first step.
+"""How the workers of a run differ: what each took from the command to its first step, and what its steps take.
 
 Training goes at the pace of the slowest worker, and the wall time of each is the same, because all wait for it. So
 what a worker did itself is told apart from what it waited for others. All comes from the workers' journals.
@@ -10,8 +10,9 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from runner.tracking.journal import Journal, Journals
@@ -22,6 +23,15 @@ LAUNCH = "RUNNER_LAUNCH"
 RENDEZVOUS, WAITING, FIRST_STEP = "rendezvous", "waiting", "first_step"
 """Phases in which a worker waits for others: until all processes are there, until all have come as far as this one, and
 in the collectives of the first step."""
+
+STEP_TIMES = "step_times"
+"""Event: what the steps since the last such line took on this worker, as `StepTimes`."""
+
+LOOK_SECS = 60.0
+"""Seconds between two looks for a straggler."""
+
+SLOWER_SHARE, SLOWER_SECS = 0.1, 0.001
+"""A straggler is told if it loses more than this share of a step, and more than so many seconds, on the others."""
 
 LISTED_STARTS = 10
 """Number of workers, the slowest, whose starts the trackers get; summary.json has all."""
@@ -206,3 +216,145 @@ def slowest_start(starts: Mapping[str, Start]) -> Slowest | None:
     numbers = (slowest.own_secs, others_secs, slowest.phases[phase], of_others(phase))
     secs, median, phase_secs, phase_others = (round(number, 3) for number in numbers)
     return Slowest(task, secs, median, phase, phase_secs, phase_others)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class StepTimes:
+    """What a step takes on one worker, in seconds, as the mean over `steps` steps.
+
+    Attributes:
+      secs: the whole step; nearly the same on all workers, which wait for each other in it.
+      input: waiting for this worker's own input.
+      compute: computing, from the batch up to the first collectives.
+    """
+
+    steps: int = 0
+    secs: float = 0.0
+    input: float = 0.0
+    compute: float = 0.0
+
+    @property
+    def own_secs(self) -> float:
+        """Seconds of a step in which it did not wait for others."""
+        return self.input + self.compute
+
+
+def step_times_in(lines: Iterable[Mapping[str, Any]]) -> StepTimes | None:
+    """Return the mean over the lines STEP_TIMES in a worker's journal; None: there are none."""
+    found = [line for line in lines if line.get("event") == STEP_TIMES]
+    steps = sum(int(line["steps"]) for line in found)
+    if not steps:
+        return None
+
+    def mean(name: str) -> float:
+        total = sum(float(line[name]) * line["steps"] for line in found)
+        return round(total / steps, 7)
+
+    return StepTimes(steps, mean("secs"), mean("input"), mean("compute"))
+
+
+def step_times_of(journals: Journals) -> dict[str, StepTimes]:
+    """Return name of a task -> what its steps took, of the tasks that have noted it."""
+    found = {}
+    for task, lines in journals.events(STEP_TIMES).items():
+        times = step_times_in(lines)
+        if times is not None:
+            found[task] = times
+    return found
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The worker whose steps take longest for what it does itself.
+
+    Attributes:
+      task: its name.
+      secs, median: its seconds per step, and the median of the others'.
+      cause: `input` or `compute`, in which it loses more.
+      cause_secs, cause_others: its seconds in that, and the median of the others'.
+      is_told: it slows the others so much that the user is told.
+    """
+
+    task: str
+    secs: float
+    median: float
+    cause: str
+    cause_secs: float
+    cause_others: float
+    is_told: bool
+
+    def __str__(self) -> str:
+        """Return `worker:2 is 1.8x slower than the median (input 41 ms, others 3 ms)`."""
+        ratio = self.secs / max(self.median, 1e-6)
+        lost = f"{self.cause} {1000 * self.cause_secs:.3g} ms, others {1000 * self.cause_others:.3g} ms"
+        return f"{self.task} is {ratio:.1f}x slower than the median ({lost})"
+
+
+def straggler_in(times: Mapping[str, StepTimes]) -> Straggler | None:
+    """Return the slowest worker; None: there are not several."""
+    if len(times) < 2:
+        return None
+    task = max(times, key=lambda name: times[name].own_secs)
+    slowest = times[task]
+    others = [each for name, each in times.items() if name != task]
+    median = statistics.median(each.own_secs for each in others)
+    of_others = {
+        "input": statistics.median(each.input for each in others),
+        "compute": statistics.median(each.compute for each in others),
+    }
+    own = {"input": slowest.input, "compute": slowest.compute}
+    cause = max(own, key=lambda name: own[name] - of_others[name])
+    lost = slowest.own_secs - median
+    is_much = slowest.own_secs > MUCH_SLOWER * median and lost > SLOWER_SHARE * slowest.secs
+    is_told = is_much and lost > SLOWER_SECS
+    return Straggler(
+        task, round(slowest.own_secs, 7), round(median, 7), cause, own[cause], round(of_others[cause], 7), is_told
+    )
+
+
+def step_times_summary(times: Mapping[str, StepTimes]) -> dict[str, Any] | None:
+    """Return what summary.json has of the steps of several workers; None: they were not measured."""
+    straggler = straggler_in(times)
+    if straggler is None:
+        return None
+    own = [each.own_secs for each in times.values()]
+    return {
+        "min": round(min(own), 7),
+        "median": round(statistics.median(own), 7),
+        "max": round(max(own), 7),
+        "slowest": asdict(straggler),
+        "workers": {task: asdict(each) for task, each in times.items()},
+    }
+
+
+class StragglerWatch:
+    """Tells the user of a straggler while the run goes on: at most once in LOOK_SECS, and each worker and cause once.
+
+    Args:
+      model_dir: the folder of the run, with the journals of its workers.
+      say: prints a line.
+      clock: returns seconds.
+    """
+
+    def __init__(
+        self, model_dir: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._journals, self._say, self._clock = Journals(model_dir), say, clock
+        self._journals.mark()
+        self._due = clock() + LOOK_SECS
+        self._said: set[tuple[str, str]] = set()
+
+    def look(self) -> None:
+        """Read what the workers have noted since the last look, if it is time to."""
+        if self._clock() < self._due:
+            return
+        self._due = self._clock() + LOOK_SECS
+        straggler = straggler_in(step_times_of(self._journals))
+        self._journals.mark()
+        if straggler is None or not straggler.is_told or (straggler.task, straggler.cause) in self._said:
+            return
+        self._said.add((straggler.task, straggler.cause))
+        self._say(str(straggler))

@@ -113,6 +113,7 @@ def test_a_task_that_finishes_is_summarised(
         "phases": {},
         "starts": {},
         "slowest_start": None,
+        "step_times": None,
         "unread_params": [],
         "strategy": "default",
         "gradient_accumulation": 1,
