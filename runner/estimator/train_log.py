@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import logging
@@ -22,7 +23,7 @@ from runner.system.console import Epochs, LoopReport
 from runner.tracking import tensorboard
 from runner.tracking.artifacts import current
 from runner.tracking.provenance import imported_files
-from runner.tracking.workers import STEP_TIMES
+from runner.tracking.workers import STEP_TIMES, WORKER_STEPS
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class TrainLog:
         offset = self._first_step + 1 if self._config.summaries_from_first_step else 0
         self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
         self._summary_every, self._metrics_every = Every(), Every()
+        self._steps_of_workers = collections.Counter[str]()  # since the last line about them
         self._times: list[np.ndarray] = []  # of the loops since the last line about them
         self._times_secs = 0.0
         self._scalars = setup.program.scalars
@@ -166,8 +168,7 @@ class TrainLog:
             # By now the input function has been called, which may import modules, too.
             secs = round(result.secs, 4)
             self._context.journal.event("first_step", step=result.first_step, secs=secs, files=imported_files())
-        else:  # the first loop also traces
-            self._note_times(result, taken)
+        self._note_times(result, taken)
         if not self._config.is_chief:
             return
         if logs_speed or not self._speed:
@@ -187,13 +188,22 @@ class TrainLog:
         self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
 
     def _note_times(self, result: StepResult, taken: LoopResult) -> None:
-        """Write what this worker itself took for the steps since the last line, at multiples of the log's cadence."""
-        if TIMES not in taken.values:
-            return
-        self._times.append(taken.values[TIMES])
-        self._times_secs += result.secs
+        """Write what this worker itself took for the steps since the last line, at multiples of the log's cadence; of
+        a coordinator of parameter servers, how many of them each worker took.
+        """
+        for worker, steps in taken.steps_of_workers.items():
+            self._steps_of_workers[f"worker:{worker}"] += steps
+        is_first = result.first_step == self._first_step + 1  # that loop also traces
+        if TIMES in taken.values and not is_first:
+            self._times.append(taken.values[TIMES])
+            self._times_secs += result.secs
         every = Every(self._config.log_step_count_steps or None)
         if not every.due(result.first_step - 1, result.last_step):
+            return
+        if self._steps_of_workers:
+            self._context.journal.event(WORKER_STEPS, step=result.last_step, steps=dict(self._steps_of_workers))
+            self._steps_of_workers.clear()
+        if not self._times:
             return
         times = np.concatenate(self._times)
         input_secs, compute_secs = np.mean(times, axis=0).tolist()

@@ -67,7 +67,15 @@ from runner.tracking.summary import (
     write_summary,
 )
 from runner.tracking.tracker import exported_models
-from runner.tracking.workers import LISTED_STARTS, Launch, slowest_first, slowest_start, starts_of, step_times_of
+from runner.tracking.workers import (
+    LISTED_STARTS,
+    Launch,
+    slowest_first,
+    slowest_start,
+    starts_of,
+    step_times_of,
+    steps_of_workers,
+)
 
 _OF_MICRO_BATCHES = ("input.train.batch_size", "strategy", "cluster.num_workers")
 """Keys that decide how many examples each replica has of a batch."""
@@ -508,6 +516,7 @@ class Supervisor:
         if self.trains:
             outcome.facts["starts"] = starts_of(journals)
             outcome.facts["step_times"] = step_times_of(journals)
+            outcome.facts["worker_steps"] = steps_of_workers(journals)
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
         return outcome
 
@@ -579,7 +588,9 @@ class Supervisor:
             names += ["restarts", "last_restart"]
         tags = {name: str(facts[name]) for name in names if facts[name] is not None}
         starts = outcome.facts.get("starts", {})
-        tags |= {f"start.{task.replace(':', '-')}": str(starts[task]) for task in slowest_first(starts)[:LISTED_STARTS]}
+        for task in slowest_first(starts)[:LISTED_STARTS]:
+            name = task.replace(":", "-")
+            tags[f"start.{name}"] = str(starts[task])
         return tags | self._found_accumulation()
 
     def _found_accumulation(self) -> dict[str, str]:

@@ -53,6 +53,7 @@ class LoopResult:
       data_ended: the input has no further element.
       records: for each step with summaries or fetches: (number of steps of this call before it, those outputs).
       repeated_steps: number of steps that a coordinator requested again because a worker was lost.
+      steps_of_workers: index of a worker -> number of these steps that it took for a coordinator, as far as known.
     """
 
     num_steps: int
@@ -62,6 +63,7 @@ class LoopResult:
     data_ended: bool
     repeated_steps: int = 0
     records: Sequence[tuple[int, Outputs]] = ()
+    steps_of_workers: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Schedule(NamedTuple):

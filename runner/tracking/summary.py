@@ -129,6 +129,7 @@ def summary_of(
         "starts": {task: asdict(start) for task, start in starts.items()},
         "slowest_start": asdict(slowest) if slowest is not None else None,
         "step_times": step_times_summary(facts.get("step_times", {})),
+        "worker_steps": facts.get("worker_steps"),
         "unread_params": facts.get("unread_params", []),
         "settings_id": settings_id,
         "seed": config.run.seed,

@@ -10,7 +10,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ in the collectives of the first step."""
 
 STEP_TIMES = "step_times"
 """Event: what the steps since the last such line took on this worker, as `StepTimes`."""
+
+WORKER_STEPS = "worker_steps"
+"""Event of the coordinator of parameter servers: how many steps each worker has taken since the last such line."""
+
+DIGITS = 7
+"""Digits of seconds after the point that are kept: a tenth of a microsecond."""
 
 LOOK_SECS = 60.0
 """Seconds between two looks for a straggler."""
@@ -114,7 +120,10 @@ class Start:
 
     def __str__(self) -> str:
         """Return `9.1 s: launch 0.9 s, import 3.1 s, ...`."""
-        phases = [f"{name} {secs:.1f} s" for name, secs in self.phases.items() if secs >= SHOWN_SECS]
+        phases = []
+        for name, secs in self.phases.items():
+            if secs >= SHOWN_SECS:
+                phases.append(f"{name} {secs:.1f} s")
         return f"{self.secs:.1f} s: {', '.join(phases)}"
 
 
@@ -187,7 +196,8 @@ class Slowest:
     @property
     def is_told(self) -> bool:
         """Report whether it took so much longer that the user is told."""
-        return self.secs > MUCH_SLOWER * self.others and self.secs - self.others > MUCH_SLOWER_SECS
+        lost = self.secs - self.others
+        return self.secs > MUCH_SLOWER * self.others and lost > MUCH_SLOWER_SECS
 
     def __str__(self) -> str:
         """Return `worker:0, 14.2 s (others 2.1 s), most of it in input: 12.3 s (others 0.1 s)`."""
@@ -251,7 +261,7 @@ def step_times_in(lines: Iterable[Mapping[str, Any]]) -> StepTimes | None:
 
     def mean(name: str) -> float:
         total = sum(float(line[name]) * line["steps"] for line in found)
-        return round(total / steps, 7)
+        return round(total / steps, DIGITS)
 
     return StepTimes(steps, mean("secs"), mean("input"), mean("compute"))
 
@@ -289,7 +299,9 @@ class Straggler:
     def __str__(self) -> str:
         """Return `worker:2 is 1.8x slower than the median (input 41 ms, others 3 ms)`."""
         ratio = self.secs / max(self.median, 1e-6)
-        lost = f"{self.cause} {1000 * self.cause_secs:.3g} ms, others {1000 * self.cause_others:.3g} ms"
+        own_ms = 1000 * self.cause_secs
+        others_ms = 1000 * self.cause_others
+        lost = f"{self.cause} {own_ms:.3g} ms, others {others_ms:.3g} ms"
         return f"{self.task} is {ratio:.1f}x slower than the median ({lost})"
 
 
@@ -300,19 +312,25 @@ def straggler_in(times: Mapping[str, StepTimes]) -> Straggler | None:
     task = max(times, key=lambda name: times[name].own_secs)
     slowest = times[task]
     others = [each for name, each in times.items() if name != task]
-    median = statistics.median(each.own_secs for each in others)
-    of_others = {
-        "input": statistics.median(each.input for each in others),
-        "compute": statistics.median(each.compute for each in others),
-    }
-    own = {"input": slowest.input, "compute": slowest.compute}
-    cause = max(own, key=lambda name: own[name] - of_others[name])
+    median = _median(others, "own_secs")
+    lost_by = {name: getattr(slowest, name) - _median(others, name) for name in ("input", "compute")}
+    cause = max(lost_by, key=lambda name: lost_by[name])
     lost = slowest.own_secs - median
-    is_much = slowest.own_secs > MUCH_SLOWER * median and lost > SLOWER_SHARE * slowest.secs
-    is_told = is_much and lost > SLOWER_SECS
+    is_by_ratio = slowest.own_secs > MUCH_SLOWER * median
+    is_much = lost > max(SLOWER_SECS, SLOWER_SHARE * slowest.secs)
     return Straggler(
-        task, round(slowest.own_secs, 7), round(median, 7), cause, own[cause], round(of_others[cause], 7), is_told
+        task,
+        secs=round(slowest.own_secs, DIGITS),
+        median=median,
+        cause=cause,
+        cause_secs=getattr(slowest, cause),
+        cause_others=_median(others, cause),
+        is_told=is_by_ratio and is_much,
     )
+
+
+def _median(times: Sequence[StepTimes], name: str) -> float:
+    return round(statistics.median(getattr(each, name) for each in times), DIGITS)
 
 
 def step_times_summary(times: Mapping[str, StepTimes]) -> dict[str, Any] | None:
@@ -320,11 +338,11 @@ def step_times_summary(times: Mapping[str, StepTimes]) -> dict[str, Any] | None:
     straggler = straggler_in(times)
     if straggler is None:
         return None
-    own = [each.own_secs for each in times.values()]
+    fastest = min(times.values(), key=lambda each: each.own_secs)
     return {
-        "min": round(min(own), 7),
-        "median": round(statistics.median(own), 7),
-        "max": round(max(own), 7),
+        "min": round(fastest.own_secs, DIGITS),
+        "median": _median(list(times.values()), "own_secs"),
+        "max": straggler.secs,
         "slowest": asdict(straggler),
         "workers": {task: asdict(each) for task, each in times.items()},
     }
@@ -354,7 +372,18 @@ class StragglerWatch:
         self._due = self._clock() + LOOK_SECS
         straggler = straggler_in(step_times_of(self._journals))
         self._journals.mark()
-        if straggler is None or not straggler.is_told or (straggler.task, straggler.cause) in self._said:
+        if straggler is None or not straggler.is_told:
             return
-        self._said.add((straggler.task, straggler.cause))
-        self._say(str(straggler))
+        what = (straggler.task, straggler.cause)
+        if what not in self._said:
+            self._said.add(what)
+            self._say(str(straggler))
+
+
+def steps_of_workers(journals: Journals) -> dict[str, int] | None:
+    """Return name of a worker -> steps that it took for the coordinator of parameter servers; None: there are none."""
+    found: dict[str, int] = {}
+    for line in journals.events(WORKER_STEPS).get("chief", ()):
+        for task, steps in line["steps"].items():
+            found[task] = found.get(task, 0) + int(steps)
+    return found or None

@@ -111,3 +111,15 @@ def test_the_worker_that_slows_the_steps_is_named_with_the_cause(
     for role in ("chief", "worker"):
         noted = events_in(tmp_path / "run", "step_times", role)
         assert noted[-1]["step"] == 40 and sum(line["steps"] for line in noted) == 39  # the first loop was one step
+
+
+def test_the_steps_of_each_worker_of_parameter_servers_are_counted(tmp_path: Path, command_line: CommandLine) -> None:
+    places = ["strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1", "command=train"]
+    words = [*SMALL, *places, "model_dir=run", "train.max_steps=40", "train.log_steps=10", "train.steps_per_loop=10"]
+    done = command_line(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = summary_of(tmp_path)
+    steps = summary["worker_steps"]
+    assert set(steps) <= {"worker:0", "worker:1"} and sum(steps.values()) == 40
+    assert summary["step_times"] is None
+    assert set(summary["starts"]) == {"chief", "worker:0", "worker:1", "ps:0"}

@@ -114,6 +114,7 @@ def test_a_task_that_finishes_is_summarised(
         "starts": {},
         "slowest_start": None,
         "step_times": None,
+        "worker_steps": None,
         "unread_params": [],
         "strategy": "default",
         "gradient_accumulation": 1,

@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 
 from runner.tracking.journal import Journals
-from runner.tracking.workers import LAUNCH, Launch, Start, slowest_start, start_in, starts_of
+from runner.tracking.workers import (
+    LAUNCH,
+    LOOK_SECS,
+    Launch,
+    Start,
+    StepTimes,
+    StragglerWatch,
+    slowest_start,
+    start_in,
+    starts_of,
+    step_times_in,
+    straggler_in,
+)
 from tests.support.journal import Lines, journal_of, recorded
 
 
@@ -102,3 +114,53 @@ def test_starts_are_found_by_task_behind_the_mark(tmp_path: Path) -> None:
     write("chief")
     Lines(tmp_path, "evaluator").event("started", began=1.0)
     assert starts_of(journals) == {"chief": Start(12.0, {"first_step": 2.0, "other": 10.0})}
+
+
+def test_the_times_of_steps_are_means_over_all_of_them() -> None:
+    lines = [
+        at(1, "step_times", step=11, steps=10, secs=0.1, input=0.01, compute=0.02),
+        at(2, "step_times", step=41, steps=30, secs=0.3, input=0.05, compute=0.02),
+        at(3, "checkpoint", step=41),
+    ]
+    assert step_times_in(lines) == StepTimes(40, 0.25, 0.04, 0.02)
+    assert step_times_in(lines[2:]) is None
+
+
+def of_worker(input_secs: float, compute_secs: float) -> StepTimes:
+    return StepTimes(10, 0.1, input_secs, compute_secs)
+
+
+@pytest.mark.parametrize(
+    ("slow", "cause", "is_told"),
+    [
+        (of_worker(0.041, 0.02), "input", True),
+        (of_worker(0.003, 0.06), "compute", True),
+        (of_worker(0.011, 0.02), "input", False),  # not 1.5 times the others'
+        (StepTimes(10, 0.0012, 0.0, 0.0009), "compute", False),  # less than a millisecond
+        (StepTimes(10, 1.0, 0.041, 0.02), "input", False),  # less than a tenth of a step
+    ],
+)
+def test_a_straggler_is_told_with_its_cause_if_the_others_lose_much(slow: StepTimes, cause: str, is_told: bool) -> None:
+    is_short = slow.secs < 0.01
+    other = StepTimes(10, slow.secs, 0.0, 0.0001) if is_short else of_worker(0.003, 0.02)
+    straggler = straggler_in({"chief": other, "worker:0": slow, "worker:1": other})
+    assert straggler is not None
+    assert (straggler.task, straggler.cause, straggler.is_told) == ("worker:0", cause, is_told)
+    assert straggler_in({"chief": other}) is None
+
+
+def test_the_watch_looks_once_a_minute_and_tells_each_worker_and_cause_once(tmp_path: Path) -> None:
+    now, said = [0.0], list[str]()
+    watch = StragglerWatch(tmp_path, said.append, clock=lambda: now[0])
+
+    def look_after(secs: float, slow_input: float) -> int:
+        for role, input_secs in (("chief", 0.003), ("worker", slow_input)):
+            Lines(tmp_path, role).event("step_times", step=1, steps=10, secs=0.1, input=input_secs, compute=0.02)
+        now[0] += secs
+        watch.look()
+        return len(said)
+
+    assert look_after(LOOK_SECS - 1, 0.041) == 0
+    assert look_after(1, 0.041) == 1 and "worker:0" in said[0] and "input 41 ms" in said[0]
+    assert look_after(LOOK_SECS, 0.041) == 1
+    assert look_after(LOOK_SECS, 0.003) == 1
