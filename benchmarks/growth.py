@@ -11,7 +11,8 @@ is CPU time of all threads and processes of a point unless its name says wall; m
 The curves: layers and variables of a model, replicas of one process, processes of a cluster, metrics, examples of an
 evaluation, bytes of a checkpoint, steps in MLflow, jobs of a sweep, and the sweep's own work on their results. Steps a
 second over the rows of a table, over workers and over feature columns. Expected to be flat: the memory of each process
-of a run over steps and evaluations, with one process and with several.
+of a run over steps and evaluations, with one process and with several. The control plane of a cluster: supervisors of
+tasks that do nothing, as threads that meet in a folder or a bucket, and as processes; the journals of so many tasks.
 """
 
 from __future__ import annotations
@@ -473,6 +474,105 @@ def columns(number: int) -> Point:
     return {"steps a second": rate("columns", 256, *sizes)}
 
 
+# --- the control plane ----------------------------------------------------------------------------------------------
+
+
+def control_plane(number: int) -> Point:
+    """Measure this many supervisors, four a second, of tasks that do nothing, as threads that meet in a shared folder:
+    they agree, lose a task, start again and finish. Seconds are those of the simulation's clock.
+    """
+    from tests.support.control_plane import ControlPlane
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = ControlPlane(number, Path(folder), apart_secs=0.25).run()
+    return times_of(found) | {
+        "chief, file operations": found.operations["chief"],
+        "a worker, file operations": most_of_a_worker(found.operations),
+        "chief, CPU ms": 1e3 * found.cpu_secs["chief"],
+        "a worker, CPU ms": 1e3 * most_of_a_worker(found.cpu_secs),
+    }
+
+
+def control_plane_in_a_bucket(number: int) -> Point:
+    """Measure the same with a folder for each, and messages by a bucket of moto's server."""
+    from object_store import server
+
+    from runner.remote.store import Store
+    from tests.support.control_plane import ControlPlane
+
+    with tempfile.TemporaryDirectory() as folder:
+        process = server(Path(folder))
+        try:
+            store = Store(f"s3://bucket/run-{number}")
+            found = ControlPlane(number, Path(folder, "hosts"), apart_secs=0.25, store=store).run()
+        finally:
+            process.kill()
+    return times_of(found) | {
+        "chief, requests": found.requests["chief"],
+        "a worker, requests": most_of_a_worker(found.requests),
+        "chief, objects named": found.objects["chief"],
+        "a worker, objects named": most_of_a_worker(found.objects),
+    }
+
+
+def times_of(found: Any) -> Point:
+    """Return how long a simulated cluster took to agree, to notice a loss, and to start again after it."""
+    return {"agree, s": found.agreed[1], "notice, s": found.noticed, "start again, s": found.agreed[2]}
+
+
+def most_of_a_worker(counts: Mapping[str, float]) -> float:
+    """Return the largest number of a worker."""
+    return max(count for name, count in counts.items() if name.startswith("worker") and "/" not in name)
+
+
+def supervisors(number: int) -> Point:
+    """Measure this many supervisors as processes, with tasks that do nothing, as if started by TF_CONFIG: all of them
+    on this host. One task is killed.
+    """
+    from tests.launch.test_gang import CHIEF, LOST
+    from tests.launch.test_rendezvous import Terminals
+
+    ports = [f"127.0.0.1:{1 + index}" for index in range(number)]
+    peer = "journal.event('joined')\nif generation < 2:\n    wait_for('lost1')\n    sys.exit(75)\n"
+    codes = {f"worker:{index}": peer for index in range(number - 1)}
+    codes[f"worker:{number - 2}"] = LOST.format(last=2, step=40)
+    begun = time.perf_counter()
+    before = cpu_of_children()
+    with tempfile.TemporaryDirectory() as folder:
+        terminals = Terminals(Path(folder), {"chief": ports[:1], "worker": ports[1:]}, start_timeout_secs=600)
+        terminals.start({**codes, "chief": CHIEF.format(last=2, step=40)})
+        ended, said = terminals.end()
+        if any(ended.values()):
+            sys.exit(f"{ended}\n{said['chief'][-3000:]}")
+    spent = cpu_of_children() - before
+    return {"wall s": time.perf_counter() - begun, "CPU of all, s": spent, "CPU of each, s": spent / number}
+
+
+def shipped_journals(number: int) -> Point:
+    """Measure a round of shipping, with a journal for each of so many tasks that has 20 new lines of its own."""
+    from runner.config.schema import TrackingConfig
+    from runner.tracking.journal import RUN_STARTED, Journal, journal_path, note_of_run
+    from runner.tracking.ship import Deadline, RunShipper
+    from runner.tracking.shipping import write_settings
+    from tests.support.control_plane import Operations
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        note_of_run(folder, RUN_STARTED, command="train", name="benchmark", params={}, tags={})
+        write_settings(folder, TrackingConfig(backend="csv"), {})
+        shipper = RunShipper(folder, "csv", Deadline())
+        shipper.ship()
+        for index in range(number):
+            journal = Journal(journal_path(folder, "worker", index))
+            for step in range(20):
+                journal.event("phase", name="input", secs=0.1, step=step)
+            journal.close()
+        operations, before = Operations(), Times.now()
+        with operations.in_folder(folder):
+            shipper.ship()
+        return {"a round, CPU ms": 1e3 * (Times.now() - before).cpu, "file operations": sum(operations.counts.values())}
+
+
 # --- the curves -----------------------------------------------------------------------------------------------------
 
 
@@ -508,6 +608,10 @@ CURVES = {
         Curve(rows, (10_000, 100_000, 1_000_000, 10_000_000), ()),
         Curve(workers, (1, 2, 3, 4), ()),
         Curve(columns, (10, 30, 100, 300), (2,)),
+        Curve(control_plane, (2, 4, 16, 64, 256), (2,)),
+        Curve(control_plane_in_a_bucket, (2, 4, 16, 32), (2,)),
+        Curve(supervisors, (2, 4, 16, 64), ()),
+        Curve(shipped_journals, (2, 4, 16, 64, 256), (2,)),
     )
 }
 

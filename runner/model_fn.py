@@ -193,21 +193,35 @@ class ModelFn:
         # A hook may have it evaluated or exported: then model_fn does not log to the run that calls the hook.
         with user_code(self.fn), contextlib.nullcontext() if mode == ModeKeys.TRAIN else logging_to(None):
             explaining_inputs = self._explaining_inputs(features, labels, mode, "labels" in declared)
-            with naming_repeated_tokens(), explaining_inputs:
+            takes_weights = sample_weight is None or "sample_weight" in declared
+            with naming_repeated_tokens(), explaining_inputs, self._explaining_weights(takes_weights=takes_weights):
                 result = self.fn(**{name: available[name] for name in declared})
             if hasattr(result, "as_runner_spec"):  # a spec of tf.estimator, which may call functions of the model
                 with self.operators():
                     result = result.as_runner_spec(mode)
             if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
                 result = spec_of_keras_model(result, features, labels, mode, sample_weight)
-            elif sample_weight is not None and "sample_weight" not in declared:
-                raise ValueError(
-                    f"The input function returns (features, labels, sample_weight), but {self.name}, which returns "
-                    f"{type(result).__name__}, has no argument 'sample_weight'. Add it, and use the weights in the "
-                    "loss: loss=losses * sample_weight. With loss_weight=sample_weight, too, the loss is divided by "
-                    "the sum of the weights instead of the number of examples."
-                )
+            elif not takes_weights:
+                raise self._without_weights(f", which returns {type(result).__name__},")
             return _validated(result, mode, self.name)
+
+    @contextlib.contextmanager
+    def _explaining_weights(self, *, takes_weights: bool) -> Iterator[None]:
+        """Say that model_fn does not take the sample weights, if it fails and is given some."""
+        try:
+            yield
+        except Exception as error:
+            if takes_weights:
+                raise
+            raise self._without_weights("") from error
+
+    def _without_weights(self, what: str) -> ValueError:
+        return ValueError(
+            f"The input function returns (features, labels, sample_weight), but {self.name}{what} has no argument "
+            "'sample_weight'. Add it, and use the weights in the loss: loss=losses * sample_weight. With "
+            "loss_weight=sample_weight, too, the loss is divided by the sum of the weights instead of the number of "
+            "examples."
+        )
 
     @contextlib.contextmanager
     def _explaining_inputs(self, features: Any, labels: Any, mode: str, takes_labels: bool) -> Iterator[None]:

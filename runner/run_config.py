@@ -308,13 +308,19 @@ class RunConfig:
     seed = property(operator.attrgetter("tf_random_seed"))
 
     # tf.estimator's attributes of the cluster: addresses by task type, this process's task type and index, and others.
-    cluster_spec = property(operator.attrgetter("cluster.tasks"))
-    task_type = property(operator.attrgetter("cluster.task_type"))
-    task_id = property(operator.attrgetter("cluster.task_index"))
-    is_chief = property(operator.attrgetter("cluster.is_chief"))
-    num_worker_replicas = property(operator.attrgetter("cluster.num_workers"))
-    num_ps_replicas = property(operator.attrgetter("cluster.num_ps"))
-    global_id_in_cluster = property(operator.attrgetter("cluster.worker_index"))
+    @property
+    def place(self) -> Cluster:
+        """The field `cluster`, which a subclass may show as something else."""
+        place: Cluster = vars(self)["cluster"]
+        return place
+
+    cluster_spec = property(operator.attrgetter("place.tasks"))
+    task_type = property(operator.attrgetter("place.task_type"))
+    task_id = property(operator.attrgetter("place.task_index"))
+    is_chief = property(operator.attrgetter("place.is_chief"))
+    num_worker_replicas = property(operator.attrgetter("place.num_workers"))
+    num_ps_replicas = property(operator.attrgetter("place.num_ps"))
+    global_id_in_cluster = property(operator.attrgetter("place.worker_index"))
 
 
 def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> RunConfig:
@@ -339,7 +345,7 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
                 f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ. Set one."
             )
         config = config.replace(model_dir=given)
-    if (url := mirror_of(Path(config.model_dir or "")).url) and sum(map(len, config.cluster.tasks.values())) > 1:
+    if (url := mirror_of(Path(config.model_dir or "")).url) and sum(map(len, config.place.tasks.values())) > 1:
         raise ValueError(
             f"model_dir={url!r}: the tasks of a cluster that a script joins need one folder, on shared storage. Those "
             "of `python -m runner strategy=multi_worker` do not."

@@ -25,6 +25,10 @@ from runner.tracing.variable_request import VariableSpec
 _SAVED_MODEL = os.path.join("variables", "variables")
 
 
+class MissingCheckpointError(ValueError):
+    """There is no checkpoint where one is named."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """The outcome of a warm start.
@@ -163,7 +167,9 @@ def _checkpoint(where: str, setting: str) -> str:
         folder, *checkpoint = re.split(r"/(?=[^/]*ckpt-\d+$)", where)
         place = os.path.join(local_folder(f"{setting}=", folder, is_read=True), *checkpoint)
     if not tf.io.gfile.isdir(place):
-        damage = find_damage(place) if os.path.exists(f"{place}.index") else "there is no such checkpoint or folder"
+        if not os.path.exists(f"{place}.index"):
+            raise MissingCheckpointError(f"{setting}={where}: there is no such checkpoint or folder.")
+        damage = find_damage(place)
         if damage is not None:
             raise ValueError(f"{setting}={where}: {damage}.")
         return place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner import run_config
+from runner.checkpoint.warm_start import MissingCheckpointError
 from runner.classic import script_run
 from runner.classic.compat.tf1_operators import as_classic, as_classic_input
 from runner.classic.estimator_spec import EstimatorSpec
@@ -23,6 +25,7 @@ from runner.data.inputs import EmptyInputError, Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
 from runner.model_fn import ModeKeys, declared_arguments
+from runner.programs.model import MissingVariableError, VariableShapeError
 from runner.system.console import LoopReport, Progress
 from runner.tf_private.tf_estimator import eagerly
 from runner.tracking.journal import Journal, NullJournal
@@ -90,7 +93,28 @@ class Estimator(engine.Estimator):
                 "what model_fn, hooks or the input function do, or call the Estimator from another class."
             )
 
-    evaluate = eagerly()(engine.Estimator.evaluate)
+    @eagerly()
+    def evaluate(
+        self,
+        input_fn: Any,
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Like `runner.Estimator.evaluate`.
+
+        Returns:
+          Metric name -> NumPy value of the metric's dtype, with `loss` (float32) and `global_step` (int64).
+        """
+        # On a worker that did not evaluate, the numbers came without their types.
+        with _errors_of_restoring():
+            metrics = super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
+        return {name: tf.nest.map_structure(_as_numpy, value) for name, value in metrics.items()}
+
+    def _returned(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
+        return {**metrics, "global_step": step}
+
     experimental_export_all_saved_models = eagerly()(engine.Estimator.experimental_export_all_saved_models)
 
     @eagerly()
@@ -110,7 +134,8 @@ class Estimator(engine.Estimator):
         following = eagerly()(super().predict(*args, **kwargs).__next__)
         while True:
             try:
-                one = following()
+                with _errors_of_restoring():
+                    one = following()
             except StopIteration:
                 return
             yield one
@@ -125,7 +150,7 @@ class Estimator(engine.Estimator):
           ValueError: this process does not train.
           TypeError: a hook or listener has another type.
         """
-        cluster = self.config.cluster
+        cluster = self.config.place
         # A worker of a parameter server cluster is a server, to which the coordinator sends the steps.
         is_asked = cluster.is_server and self.config.train_distribute is None
         kind = self.config.task_type  # a subclass of RunConfig may say what it is
@@ -138,7 +163,8 @@ class Estimator(engine.Estimator):
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
         try:
-            return super().train_run(input_fn, hooks, *args, **kwargs)
+            with _errors_of_restoring():
+                return super().train_run(input_fn, hooks, *args, **kwargs)
         except EmptyInputError as error:  # tf.estimator trained on nothing, with a warning
             tf.get_logger().warning("Training with estimator made no steps. %s", error)
             return None
@@ -172,6 +198,26 @@ class Estimator(engine.Estimator):
     def _model_fn(self, model_fn: Callable[..., Any]) -> None:
         changed = dataclasses.replace(self._context.model_fn, fn=as_classic(model_fn))
         self._use(dataclasses.replace(self._context, model_fn=changed))
+
+
+@contextlib.contextmanager
+def _errors_of_restoring() -> Iterator[None]:
+    """Raise what a session raised where a checkpoint does not have the variables of the model."""
+    try:
+        yield
+    except (MissingVariableError, MissingCheckpointError) as error:
+        raise tf.errors.NotFoundError(None, None, str(error)) from error
+    except VariableShapeError as error:
+        raise tf.errors.InvalidArgumentError(None, None, str(error)) from error
+
+
+def _as_numpy(value: Any) -> Any:
+    """Return a Python number as a NumPy scalar of the type that tf.estimator gave; other values unchanged."""
+    if type(value) is float:
+        return np.float32(value)
+    if type(value) is int:
+        return np.int64(value)
+    return value
 
 
 def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:

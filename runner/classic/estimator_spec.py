@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from runner import model_fn
 from runner.classic.run_config import fits
-from runner.export.outputs import ExportOutput, outputs_of
+from runner.export.outputs import outputs_of
 from runner.hooks.builtin_hooks import checked
 from runner.model_fn import ModeKeys, runs
+from runner.tf_private.v1 import export_outputs
 
 _Fields = collections.namedtuple(
     "_Fields",
@@ -63,7 +64,7 @@ _CHECKS: Sequence[tuple[str, Callable[[Any], list[Any]], Any, type[Exception], s
     ("predictions", _values, _TENSOR, TypeError, "it must be a Tensor, or a dict of Tensors"),
     ("predictions", _values, _is_here, ValueError, _HERE),
     ("export_outputs", _itself, dict, TypeError, "it must be a dict"),
-    ("export_outputs", _values, ExportOutput, TypeError, _OUTPUTS),
+    ("export_outputs", _values, export_outputs.ExportOutput, TypeError, _OUTPUTS),
     ("eval_metric_ops", _itself, dict, TypeError, "it must be a dict"),
     ("eval_metric_ops", _values, _is_metric, TypeError, _PAIRS),
     ("eval_metric_ops", _in_pairs, runs, TypeError, _PAIRS),

@@ -16,6 +16,7 @@ from runner.estimator.train_loop import TrainingRun
 from runner.hooks.builtin_hooks import checked
 from runner.hooks.hook import Every, Hook, Run
 from runner.tf_private.v1 import SessionProfilerHook
+from runner.tracking.tensorboard import EventWriters
 from runner.types import StepResult
 
 
@@ -116,8 +117,14 @@ class InMemoryEvaluatorHook(Hook, tf.compat.v1.train.SessionRunHook):
         check_positive("InMemoryEvaluatorHook({})", steps=steps)
         hooks = checked("hook", hooks)
         self.every = Every(steps=every_n_iter)
-        self._evaluate = functools.partial(estimator.evaluate, input_fn, steps=steps, hooks=hooks, name=name)
+        self._estimator = estimator
+        self._call = functools.partial(estimator.evaluate, input_fn, steps=steps, hooks=hooks, name=name)
         self._evaluated: int | None = None
+        self._writers = EventWriters(is_on=estimator.config.tensorboard)
+
+    def _evaluate(self) -> None:
+        with self._estimator.events_in(self._writers):
+            self._call()
 
     def begin(self, run: Run) -> None:
         self._evaluated = None
@@ -139,6 +146,9 @@ class InMemoryEvaluatorHook(Hook, tf.compat.v1.train.SessionRunHook):
     def end(self, run: Run) -> None:
         if self._evaluated != run.global_step:
             self._evaluate()
+
+    def close(self, run: Run) -> None:
+        self._writers.close()
 
 
 def make_stop_at_checkpoint_step_hook(

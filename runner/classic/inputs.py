@@ -38,31 +38,48 @@ def numpy_input_fn(
       num_threads: ignored; there are no queues.
 
     Raises:
-      ValueError: shuffle is not given, x is empty, x and y have a key in common, or arrays differ in their number of
-        examples.
-      TypeError: x is neither an array nor a dict.
+      ValueError: shuffle is not given. The function raises it if x is empty, x and y have a key in common, or arrays
+        differ in their number of examples.
+      TypeError: the function raises it if x is neither an array nor a dict.
     """
     del queue_capacity, num_threads
     _check_shuffle(shuffle, "numpy_input_fn")
+    return _input_fn(lambda: _checked_arrays(x, y), batch_size, num_epochs, bool(shuffle))
+
+
+def _checked_arrays(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return (features, labels) as arrays; tf.estimator checked them when the input function was called.
+
+    Raises:
+      ValueError, TypeError: as `numpy_input_fn` says.
+    """
     if not isinstance(x, Mapping | np.ndarray):
         raise TypeError(f"numpy_input_fn(x=...): x must be an array or a dict of arrays, not {type(x).__name__}.")
     if not (len(x) if isinstance(x, Mapping) else x.size):
         raise ValueError("numpy_input_fn(x=...): x is empty.")
     if isinstance(y, Mapping) and not y:
         raise ValueError("numpy_input_fn(y={}): y is empty. Use y=None if there are no labels.")
-    if both := [key for key in y if key in x] if isinstance(x, Mapping) and isinstance(y, Mapping) else []:
-        raise ValueError(f"numpy_input_fn: x and y have the same key: {', '.join(map(repr, both))}. Rename it in one.")
-    features, labels = _arrays(x), None if y is None else _arrays(y)
-    sizes: dict[str, int] = {}
-    for part, values in {"x": features, "y": labels}.items():
-        if isinstance(values, Mapping):
-            sizes |= {f"{part}[{key!r}]": len(value) for key, value in values.items()}
-        elif values is not None:
-            sizes[part] = len(values)
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        both = [key for key in y if key in x]
+        if both:
+            shown = ", ".join(map(repr, both))
+            raise ValueError(f"numpy_input_fn: x and y have the same key: {shown}. Rename it in one.")
+    features = _arrays(x)
+    labels = None if y is None else _arrays(y)
+    sizes = {**_sizes("x", features), **_sizes("y", labels)}
     if len(set(sizes.values())) > 1:
         different = ", ".join(f"{part} {size}" for part, size in sizes.items())
         raise ValueError(f"numpy_input_fn: arrays differ in their number of examples: {different}.")
-    return _input_fn(features, labels, batch_size, num_epochs, bool(shuffle))
+    return features, labels
+
+
+def _sizes(part: str, values: Any) -> dict[str, int]:
+    """Return name of an array -> number of its examples."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        return {part: len(values)}
+    return {f"{part}[{key!r}]": len(value) for key, value in values.items()}
 
 
 def pandas_input_fn(
@@ -107,7 +124,8 @@ def pandas_input_fn(
         if not np.array_equal(x.index, y.index):
             raise ValueError("pandas_input_fn: x and y have different indexes. Align them: y = y.loc[x.index].")
         labels = _columns(y) if hasattr(y, "columns") else _array(y)
-    return _input_fn(_columns(x), labels, batch_size, num_epochs, bool(shuffle))
+    features = _columns(x)
+    return _input_fn(lambda: (features, labels), batch_size, num_epochs, bool(shuffle))
 
 
 def classifier_parse_example_spec(
@@ -198,8 +216,11 @@ def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _input_fn(features: Any, labels: Any, batch_size: int, num_epochs: int | None, shuffle: bool) -> Callable[[], Any]:
+def _input_fn(
+    data: Callable[[], tuple[Any, Any]], batch_size: int, num_epochs: int | None, shuffle: bool
+) -> Callable[[], Any]:
     def as_dataset() -> tf.data.Dataset:
+        features, labels = data()
         dataset = tf.data.Dataset.from_tensor_slices(features if labels is None else (features, labels))
         if shuffle:
             dataset = dataset.shuffle(int(dataset.cardinality()))

@@ -102,7 +102,7 @@ class _KerasEstimator(Estimator):
         path = os.path.join(str(config.model_dir), _WEIGHTS)
         super().__init__(template.model_fn, config=config.replace(warm_start=WarmStart(path, include=(".*",))))
         self._template = template
-        if template.weights and self.config.cluster.is_chief and latest_checkpoint(self.model_dir) is None:
+        if template.weights and self.config.place.is_chief and latest_checkpoint(self.model_dir) is None:
             self._write({GLOBAL_STEP: np.array(0, np.int64), **template.weights})
 
     def _warm_start(self, model: Model) -> None:

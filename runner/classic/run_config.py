@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from runner import run_config
 from runner.classic.compat.differences import WITHOUT_EFFECT
+from runner.config.mistakes import ConfigError
 from runner.distribute.cluster import Cluster, counted
 from runner.distribute.strategy import is_parameter_server
 from runner.distribute.tf_config import read_tf_config
@@ -120,14 +121,17 @@ class RunConfig(run_config.RunConfig):
         engine.setdefault("cluster", place)
         engine.setdefault("summaries_from_first_step", True)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
-        super().__init__(
-            model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
-            tf_random_seed=_seed(tf_random_seed, place),
-            **{name: given[name] for name in _AS_GIVEN},
-            train_distribute=train_distribute,
-            eval_distribute=eval_distribute,
-            **engine,
-        )
+        try:
+            super().__init__(
+                model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
+                tf_random_seed=_seed(tf_random_seed, place),
+                **{name: given[name] for name in _AS_GIVEN},
+                train_distribute=train_distribute,
+                eval_distribute=eval_distribute,
+                **engine,
+            )
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         # What code reads is what it has set, as in tf.estimator: 0 of a cadence, and no seed if none was given.
         object.__setattr__(self, "_seed", self.tf_random_seed)
         is_drawn = isinstance(tf_random_seed, run_config.DrawnSeed)
@@ -162,6 +166,7 @@ class RunConfig(run_config.RunConfig):
           ValueError: the constructor does not take an argument of that name.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["cluster"] = self.place
         extra = {name: getattr(self, name) for name in _EXTRA}
         unknown = sorted({*changes} - {*fields, *extra} - {"experimental_distribute"})
         if unknown:
@@ -189,36 +194,36 @@ class RunConfig(run_config.RunConfig):
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
         """The processes that train or serve; empty for a single process or an evaluator."""
-        tasks = {} if self.cluster.is_evaluator else self.cluster.tasks
+        tasks = {} if self.place.is_evaluator else self.place.tasks
         chief = "master" if "master" in (self._environment.get("cluster") or {}) else "chief"
         return tf.train.ClusterSpec({chief if kind == "chief" else kind: list(tasks[kind]) for kind in tasks})
 
     @property
     def task_type(self) -> str:
         given: str = (self._environment.get("task") or {}).get("type", "")
-        return given if given == "master" else self.cluster.task_type
+        return given if given == "master" else self.place.task_type
 
     @property
     def master(self) -> str:
         """The address of this process; "" for a single process or an evaluator."""
-        addresses = self.cluster.tasks.get(self.cluster.task_type, ())
-        is_alone = sum(map(len, self.cluster.tasks.values())) < 2 or self.cluster.is_evaluator
-        own = "" if is_alone else f"grpc://{addresses[self.cluster.task_index]}"
-        return "" if self.cluster.is_evaluator else str(self._environment.get("session_master", own))
+        addresses = self.place.tasks.get(self.place.task_type, ())
+        is_alone = sum(map(len, self.place.tasks.values())) < 2 or self.place.is_evaluator
+        own = "" if is_alone else f"grpc://{addresses[self.place.task_index]}"
+        return "" if self.place.is_evaluator else str(self._environment.get("session_master", own))
 
     @property
     def evaluation_master(self) -> str:
-        evaluates = self.cluster.is_evaluator or not self.cluster.tasks
+        evaluates = self.place.is_evaluator or not self.place.tasks
         return str(self._environment.get("eval_session_master", "")) if evaluates else ""
 
     @property
     def num_worker_replicas(self) -> int:
         """The number of worker processes, including the chief; 0 in an evaluator."""
-        return 0 if self.cluster.is_evaluator else self.cluster.num_workers
+        return 0 if self.place.is_evaluator else self.place.num_workers
 
     @property
     def num_ps_replicas(self) -> int:
-        return 0 if self.cluster.is_evaluator else self.cluster.num_ps
+        return 0 if self.place.is_evaluator else self.place.num_ps
 
     @property
     def global_id_in_cluster(self) -> int | None:
@@ -226,9 +231,9 @@ class RunConfig(run_config.RunConfig):
 
         None in an evaluator.
         """
-        if self.cluster.is_evaluator:
+        if self.place.is_evaluator:
             return None
-        tasks, own = self.cluster.tasks, self.cluster.task_type
+        tasks, own = self.place.tasks, self.place.task_type
         order = sorted(tasks, key=lambda kind: (kind != "chief", kind == "ps", kind))
         return sum(len(tasks[kind]) for kind in order[: order.index(own) if own in order else 0]) + self.task_id
 
@@ -239,7 +244,7 @@ class RunConfig(run_config.RunConfig):
         Raises:
           ValueError: it is not given.
         """
-        tasks = {kind: places for kind, places in self.cluster.tasks.items() if kind != "evaluator"}
+        tasks = {kind: places for kind, places in self.place.tasks.items() if kind != "evaluator"}
         if self.train_distribute is None and sum(map(len, tasks.values())) > 1:
             raise ValueError(
                 f"TF_CONFIG names a cluster of {counted(tasks)}, but RunConfig has no train_distribute. {_SERVERS}"
@@ -254,7 +259,7 @@ class RunConfig(run_config.RunConfig):
 
     def say_who_evaluates(self) -> None:
         """Warn that the chief may evaluate as well, if this process is an evaluator that TF_CONFIG does not list."""
-        if self.cluster.is_evaluator and self.cluster.tasks and "evaluator" not in self.cluster.tasks:
+        if self.place.is_evaluator and self.place.tasks and "evaluator" not in self.place.tasks:
             _log.warning(
                 "TF_CONFIG: cluster does not list this evaluator. If the chief's TF_CONFIG does not list it either, "
                 'the chief evaluates as well. List it in every task: "evaluator": ["host:port"].'
@@ -349,7 +354,12 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
     Raises:
       ValueError: TF_CONFIG is not valid, such as a cluster without a chief and without a strategy.
     """
-    place = read_tf_config(tf_config, starts=has_strategy)
+    try:
+        place = read_tf_config(tf_config, starts=False)
+        if has_strategy and not place.is_evaluator:
+            place = read_tf_config(tf_config)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error  # the type that tf.estimator raised
     if place.is_evaluator and "master" in (json.loads(tf_config).get("cluster") or {}):
         raise ValueError("TF_CONFIG: a master evaluates itself. Name it chief in all tasks to have an evaluator.")
     if place.is_evaluator:  # it reads checkpoints and needs no other process

@@ -53,7 +53,26 @@ class TPUConfig(_TPUConfig):
                 raise ValueError(f"TPUConfig({name}={number}): it must be positive.")
         if config.num_cores_per_replica not in (None, 1, 2, 4, 8, 16, 32, 64, 128):
             raise ValueError(f"TPUConfig(num_cores_per_replica={config[2]}): it must be a power of 2 up to 128.")
+        _check_partitions(config)
+        evaluates = config.eval_training_input_configuration
+        if evaluates not in (InputPipelineConfig.PER_HOST_V1, InputPipelineConfig.SLICED):
+            raise ValueError(
+                f"TPUConfig(eval_training_input_configuration={evaluates}): it must be PER_HOST_V1 or SLICED."
+            )
         return config
+
+
+def _check_partitions(config: Any) -> None:
+    dimensions = config.input_partition_dims
+    if dimensions is None:
+        return
+    is_split = config.num_cores_per_replica is not None
+    takes_them = config.per_host_input_for_training == InputPipelineConfig.PER_HOST_V2
+    if len(dimensions) not in (1, 2) or not (is_split and takes_them):
+        raise ValueError(
+            f"TPUConfig(input_partition_dims={dimensions!r}): it must be a list of one or two, with "
+            "per_host_input_for_training=InputPipelineConfig.PER_HOST_V2 and num_cores_per_replica."
+        )
 
 
 class InputPipelineConfig:
@@ -67,10 +86,13 @@ class RunConfig(run_config.RunConfig):
 
     Args:
       tpu_config: a TPUConfig; None: TPUConfig().
-      evaluation_master: ignored.
-      master: ignored; give a TPUStrategy as `train_distribute` instead.
-      cluster: ignored; give a TPUStrategy as `train_distribute` instead.
+      evaluation_master, master: addresses that only the attributes of these names give; None: as in
+        `tf.estimator.RunConfig`. Give a TPUStrategy as `train_distribute` instead.
+      cluster: a cluster resolver with these addresses, and the `cluster_spec`; None: there is none.
       **kwargs: as in `tf.estimator.RunConfig`.
+
+    Raises:
+      ValueError: master and cluster are given.
     """
 
     def __init__(
@@ -81,9 +103,44 @@ class RunConfig(run_config.RunConfig):
         cluster: Any = None,
         **kwargs: Any,
     ) -> None:
-        del evaluation_master, master, cluster
-        object.__setattr__(self, "tpu_config", tpu_config or TPUConfig())
+        if cluster is not None and master is not None:
+            raise ValueError("RunConfig(master=..., cluster=...): give only one; the cluster has its own master.")
+        if cluster is not None:
+            master = cluster.master()
+        given = {"_master": master, "_evaluation_master": evaluation_master, "_resolver": cluster}
+        for name, value in {"tpu_config": tpu_config or TPUConfig(), **given}.items():
+            object.__setattr__(self, name, value)
         super().__init__(**kwargs)
+
+    @property
+    def cluster(self) -> Any:
+        """The resolver that was given; None: none was. `place` is this process's place in the cluster of TF_CONFIG."""
+        return vars(self)["_resolver"]
+
+    @cluster.setter
+    def cluster(self, place: Any) -> None:  # the constructor sets the field
+        vars(self)["cluster"] = place
+
+    @property
+    def master(self) -> str:
+        """The address that was given, or that of `tf.estimator.RunConfig`."""
+        given: str | None = vars(self)["_master"]
+        return super().master if given is None else given
+
+    @property
+    def evaluation_master(self) -> str:
+        """The address that was given, or that of TF_CONFIG; outside of an evaluator else `master`."""
+        given: str | None = vars(self)["_evaluation_master"]
+        if given is not None:
+            return given
+        found = super().evaluation_master
+        return found if found or self.task_type == "evaluator" else self.master
+
+    @property
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """The cluster of the resolver that was given; else as in `tf.estimator.RunConfig`."""
+        resolver = vars(self)["_resolver"]
+        return super().cluster_spec if resolver is None else resolver.cluster_spec()
 
     def replace(self, **changes: Any) -> RunConfig:
         tpu_config = changes.pop("tpu_config", self.tpu_config)  # type: ignore[attr-defined]
@@ -111,8 +168,8 @@ class TPUEstimatorSpec(_Fields):
       Others: as in EstimatorSpec.
 
     Raises:
-      ValueError: eval_metrics or host_call is not a pair of a function and tensors.
-      TypeError: a hook is none.
+      ValueError: eval_metrics or host_call is not a pair.
+      TypeError: its first part is not a function, or a hook is none.
     """
 
     __slots__ = ()
@@ -121,8 +178,11 @@ class TPUEstimatorSpec(_Fields):
         spec = super().__new__(cls, *args, **kwargs)
         for name in ("eval_metrics", "host_call"):
             pair = getattr(spec, name)
-            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[0])):
-                raise ValueError(
+            is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+            has_function = is_pair and callable(pair[0])
+            if pair is not None and not has_function:
+                kind = TypeError if is_pair else ValueError
+                raise kind(
                     f"TPUEstimatorSpec({name}={pair!r}): it must be (function, tensors), with a list or a dict of "
                     "tensors that are passed to the function."
                 )

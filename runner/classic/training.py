@@ -108,7 +108,7 @@ def train_and_evaluate(
     # Check the specs again: `_replace` of a NamedTuple does not call __new__.
     train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
-    start_delay_secs = eval_spec.start_delay_secs if estimator.config.cluster.is_evaluator else 0
+    start_delay_secs = eval_spec.start_delay_secs if estimator.config.place.is_evaluator else 0
     evaluated = eval_spec._replace(exporters=exporters, start_delay_secs=start_delay_secs)
     result = training.train_and_evaluate(
         estimator, training.TrainSpec(**train_spec._asdict()), training.EvalSpec(**evaluated._asdict())

@@ -23,12 +23,16 @@ from runner.system.redaction import SecretList, secrets_of
 
 ENVIRONMENT_COMMANDS = ("list", "diff", "report", "best", "cluster_info", "doctor", "new")
 """Commands without a run: they need no user functions and no model_dir, and start no task."""
-COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", *ENVIRONMENT_COMMANDS)
-TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
+RUN_COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "profile_input", "inspect")
+"""Commands of a run, which is that of the config or of model_dir."""
+COMMANDS = (*RUN_COMMANDS, *ENVIRONMENT_COMMANDS)
+MODEL_COMMANDS = ("train_and_evaluate", "train", "dry_run")
+"""Commands that train a model, or try it."""
+TRAINING_COMMANDS = (*MODEL_COMMANDS, "profile_input")
 """Commands that need a training input; the others read a model_dir."""
 TRAINING_RUNS = ("train_and_evaluate", "train")
 """Commands that make a model_dir and write its config."""
-UNRECORDED_COMMANDS = ("dry_run", "inspect")
+UNRECORDED_COMMANDS = ("dry_run", "profile_input", "inspect")
 """Commands that only print something; they write no files. The result is in the journal of a temporary folder."""
 CLOUDS = ("aws", "azure", "gce", "auto")
 """The values of `run.preemption_notice` that read a cloud's metadata server; any other names a function."""
@@ -518,7 +522,7 @@ class Config:
     @property
     def exports(self) -> bool:
         """Report whether this run writes SavedModels."""
-        return self.command == "export" or (self.command in TRAINING_COMMANDS and bool(self.export.exporters))
+        return self.command == "export" or (self.command in MODEL_COMMANDS and bool(self.export.exporters))
 
     @property
     def export_input(self) -> tuple[str, InputBlock]:
@@ -546,7 +550,7 @@ class Config:
             inputs |= dict([self.export_input])
         found = [("model.fn", str(self.model.fn), "model_fn")]
         found += [(f"{key}.fn", str(block.fn), "input_fn") for key, block in inputs.items()]
-        if self.command in TRAINING_COMMANDS:
+        if self.command in MODEL_COMMANDS:
             found += _functions_of_hooks("train.hooks", self.train.hooks)
             if self.run.preemption_notice not in (None, *CLOUDS):
                 found.append(self.notice_function(str(self.run.preemption_notice)))

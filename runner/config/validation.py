@@ -381,7 +381,7 @@ def _check_export(config: Config) -> Iterator[ConfigError]:
             "set. Set input.eval.fn, or export.receiver_fn."
         )
     evaluates = config.command in schema.EVALUATING_COMMANDS and config.input.evals
-    if "best" in exporters and config.command in schema.TRAINING_COMMANDS and not evaluates:
+    if "best" in exporters and config.command in schema.MODEL_COMMANDS and not evaluates:
         yield Conflict(
             f"export.exporters contains best, but command={config.command} does not evaluate. Remove it, or use "
             "command=train_and_evaluate."
@@ -392,7 +392,7 @@ def _check_export(config: Config) -> Iterator[ConfigError]:
             f"tracking.backend={as_typed(config.tracking.backend)} does not record in MLflow. Set tracking=mlflow, or "
             "export.register=null."
         )
-    if export.register is not None and not config.exports and config.command in schema.TRAINING_COMMANDS:
+    if export.register is not None and not config.exports and config.command in schema.MODEL_COMMANDS:
         yield NoEffect(f"export.register={export.register} has no effect without export.exporters, such as [final].")
     if export.alias is not None and export.register is None:
         yield NoEffect(

@@ -9,5 +9,5 @@ workers of a parameter server cluster. `train_input` opens the training input at
 checkpoint: `input_identity` tells whether it is the same input, `input_state` whether the next checkpoint holds the
 state of its iterator. `shared_stream` compares what several workers read of one stream. `dataset_facts` describes an
 input without reading it. `service` lets a tf.data service compute the training input. `wait_timer` measures how long
-steps wait for their input.
+steps wait for their input. `input_profile` reads an input by itself, and measures its stages and what a change gains.
 """

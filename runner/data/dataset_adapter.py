@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+import dataclasses
+import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -43,6 +45,7 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
 
     Raises:
       ValueError: `result` is something else, or a tuple that is not (features, labels).
+      TypeError: `result` is a generator.
     """
     if isinstance(result, tf.data.Dataset):
         return _normalised(result, name)
@@ -53,8 +56,10 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
                 "alone: a tensor or a dict of tensors."
             )
         result = tuple(result)
-    elif result is None or callable(result) or (hasattr(result, "__next__") and not tf.is_tensor(result)):
-        raise ValueError(
+    is_generator = hasattr(result, "__next__") and not tf.is_tensor(result)
+    if result is None or callable(result) or is_generator:
+        kind = TypeError if is_generator else ValueError
+        raise kind(
             f"{name} returned {_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Wrap a "
             "generator in tf.data.Dataset.from_generator."
         )
@@ -244,10 +249,12 @@ def _article(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-# --- input functions that end in `make_one_shot_iterator().get_next()` ------------------------------------------------
+# --- input functions that end in `make_one_shot_iterator().get_next()`, or in `tf.train.batch` ------------------------
 
 
-def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_session: bool = False) -> Any:
+def call_input_fn(
+    fn: Callable[[], Any], name: str, *, training: bool, as_in_session: bool = False, graph_seed: int | None = None
+) -> Any:
     """Call the input function `fn` and return its result. If `fn` calls `get_next` on a v1 iterator, return a dataset
     instead: for each element of the iterator, what `fn` computes from it.
 
@@ -255,7 +262,7 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
     function computed from them. Here the function runs eagerly up to its first `get_next`, which returns a placeholder.
     The rest of the function is traced as a graph and becomes the function of a `Dataset.map` over the datasets of its
     iterators. As a dataset, the data has an end, can be divided over workers, and has a position that a checkpoint can
-    hold.
+    hold. An element of a queue is taken in the same way (`InputGraph.take`).
 
     Tensors that are random or made by Python had new values in each step, too. In a session the first such operation
     begins the graph, and what the function returns becomes an endless dataset. So it does in other training, where the
@@ -267,6 +274,7 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
       training: the mode is TRAIN.
       as_in_session: model_fn is one of tf.estimator: tensors are a batch for each step, without end, and lists and
         Python's values stay what they are (`as_given`).
+      graph_seed: the seed of the graph in a session, as a script gives it; None: it gives none.
 
     Returns:
       A tf.data.Dataset, or the structure of tensors or arrays that `fn` returned.
@@ -274,48 +282,241 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
     Raises:
       ValueError: `fn` takes several elements of one iterator for one batch.
     """
+    rest = GraphFromHere()
+    graph = InputGraph(rest, name, as_in_session=as_in_session, seed=graph_seed)
     # A draw takes an element of this dataset, which has one for each step.
-    each, iterator_over = tf.compat.v1.data.Dataset.from_tensors(0).repeat(), tf.compat.v1.data.make_one_shot_iterator
-    token = _under_way.set(as_in_session)
+    each = tf.data.Dataset.from_tensors(0).repeat()
+    drawn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if as_in_session:
+        drawn = before_draws(lambda: graph.take_of(each))
+    token = _under_way.set(graph)
     try:
-        with (
-            GraphFromHere() as rest,
-            _iterators(lambda data: rest.placeholders(data.element_spec), are_first=True) as taken,
-            before_draws(lambda: iterator_over(each).get_next()) if as_in_session else contextlib.nullcontext(),
-        ):
+        with rest, _iterators(graph, are_first=True), drawn:
             result = fn()
     except _LateIterator:
+        graph.is_closed = True
         return _called_twice(fn, name)
     except Exception as error:
         if _NO_PLACEHOLDER in str(error):
-            return _fed_by_hooks(fn, name)
-        if not taken or taken[0].dataset is not each:
+            return _fed_by_hooks(fn, graph)
+        if not graph.begins_with(each) or graph.reads_queues:
             raise
         result = each  # what follows a draw may need eager tensors
     finally:
         _under_way.reset(token)
     if isinstance(result, tf.data.Dataset):
         # A dataset of what was drawn cannot be in a graph, and has one draw for all its elements.
-        return keeping_values(fn()) if taken and taken[0].dataset is each else result
-    if not taken and as_in_session:
+        return keeping_values(fn()) if graph.begins_with(each) else result
+    if graph.has_begun:
+        return graph.dataset(result)
+    if as_in_session:
         return keeping_values(result)
-    if not taken:
-        return _drawn(fn) if training and _may_change(fn, result) else result
-    _check_taken_once(taken, name)
-    datasets = tuple(iterator.dataset for iterator in taken)
-    return tf.data.Dataset.zip(datasets).map(_function_of_rest(rest, result))
+    return _drawn(fn) if training and _may_change(fn, result) else result
 
 
 def calls_input_fn(*, in_session: bool = False) -> bool:
     """Report whether an input function is being called; with `in_session`, one whose tensors are those of a session."""
-    return _under_way.get() is not None and (not in_session or bool(_under_way.get()))
+    graph = _under_way.get()
+    return graph is not None and (not in_session or graph.as_in_session)
 
 
-_under_way: contextvars.ContextVar[bool | None] = contextvars.ContextVar("input_fn", default=None)
+def input_graph() -> InputGraph:
+    """Return the graph of the input function that is being called in a session, which begins here if it has not."""
+    graph = _under_way.get()
+    assert graph is not None
+    graph.begin()
+    return graph
+
+
+@dataclasses.dataclass(eq=False)
+class Taken:
+    """An element that an input function takes in each step of a session: of an iterator, or of a queue.
+
+    Attributes:
+      inputs: placeholders of the element, flat.
+      dataset: returns the dataset of these elements; called when the input function has returned.
+      sources: what an element of that dataset is computed from.
+      of: the iterator or dataset; None: a queue.
+      is_used: the batch depends on it. In a session nothing else runs.
+    """
+
+    inputs: Sequence[tf.Tensor]
+    dataset: Callable[[], tf.data.Dataset]
+    sources: Sequence[Taken] = ()
+    of: Any = None
+    is_used: bool = False
+
+    def is_of(self, operations: Collection[tf.Operation]) -> bool:
+        """Report whether the placeholders are among these operations."""
+        return any(tensor.op in operations for tensor in self.inputs)
+
+
+class InputGraph:
+    """What an input function computes in a session from the elements that it takes in each step.
+
+    Args:
+      rest: the graph of what follows the first such element.
+      name: the input function's name, for messages.
+      as_in_session: as in `call_input_fn`.
+      seed: `graph_seed` of `call_input_fn`.
+
+    Attributes:
+      taken: the elements, in order.
+      is_closed: the function is called again, without a graph.
+    """
+
+    is_closed = False
+
+    def __init__(self, rest: GraphFromHere, name: str, *, as_in_session: bool = False, seed: int | None = None) -> None:
+        self._rest = rest
+        self.name = name
+        self.as_in_session = as_in_session
+        self.seed = seed
+        self.taken: list[Taken] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether operations are no longer eager."""
+        return self._rest.graph is not None
+
+    @property
+    def reads_queues(self) -> bool:
+        """Whether an element was taken from a queue."""
+        return any(taken.of is None for taken in self.taken)
+
+    def begin(self) -> None:
+        """Make operations from here on operations of the graph.
+
+        Raises:
+          ValueError: the function is called without a graph.
+        """
+        if self.is_closed:
+            raise ValueError(_QUEUES_AND_ITERATORS.format(self.name))
+        self._rest.begin()
+
+    def begins_with(self, dataset: tf.data.Dataset) -> bool:
+        """Report whether the first element was taken of this dataset."""
+        return bool(self.taken) and self.taken[0].of is dataset
+
+    def take_of(self, dataset: tf.data.Dataset) -> Any:
+        """Return the next element of a dataset, as placeholders."""
+        return self.take(dataset.element_spec, functools.partial(_itself, dataset), of=dataset)
+
+    def take(
+        self,
+        spec: Any,
+        dataset: Callable[[], tf.data.Dataset],
+        sources: Sequence[Taken] = (),
+        of: Any = None,
+    ) -> Any:
+        """Return an element of `spec`, as placeholders; the other arguments are those of `Taken`."""
+        element = self._rest.placeholders(spec)
+        inputs = tf.nest.flatten(element, expand_composites=True)
+        self.taken.append(Taken(inputs, dataset, sources, of))
+        return element
+
+    def sources(self, result: Any) -> list[Taken]:
+        """Return those of `taken` from which the tensors of `result` are computed.
+
+        Raises:
+          ValueError: they are taken from a queue that nothing fills.
+        """
+        running = set(self._running(result))
+        for operation in running:
+            if operation.type.startswith(("QueueDequeue", "ReaderRead")):
+                raise ValueError(
+                    f"{self.name}: {operation.name} ({operation.type}) waits for a queue that no QueueRunner fills "
+                    "here. Return a tf.data.Dataset."
+                )
+        return [taken for taken in self.taken if taken.is_of(running)]
+
+    def computed(self, result: Any, sources: Sequence[Taken], *, num_threads: int = 1) -> tf.data.Dataset:
+        """Return the dataset of `result`, whose structures tf.data knows, from `sources`; endless if there are none.
+
+        Args:
+          num_threads: how many elements may be computed at a time, unless that changes them.
+        """
+        given = tf.data.Dataset.from_tensors(0).repeat()
+        if sources:
+            given = tf.data.Dataset.zip(tuple(source.dataset() for source in sources))
+        running = self._running(result)
+        function = self._function(result, sources, running)
+        if num_threads == 1 or any(operation.op_def.is_stateful for operation in running):
+            return given.map(function)
+        return given.map(function, num_parallel_calls=num_threads, deterministic=True)
+
+    def dataset(self, result: Any) -> tf.data.Dataset:
+        """Return the dataset of what the input function returned.
+
+        Raises:
+          ValueError: an element that is taken once would be needed twice.
+        """
+        result = keeping_values(result)
+        sources = self.sources(result)
+        self._check_taken_once(sources)
+        return self.computed(result, sources)
+
+    def made(self, variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
+        """Return the dataset that the graph makes, of which `variant` is the tensor."""
+        graph = self._rest.graph
+        (value,) = function_of_part(Part(graph, needed(graph, [variant.op]), [], [variant]))()
+        return tf.data.experimental.from_variant(value, element_spec)
+
+    def _check_taken_once(self, sources: Sequence[Taken]) -> None:
+        iterators = [one.of for one in self.taken if isinstance(one.of, _Iterator)]
+        if len(set(map(id, iterators))) < len(iterators):
+            raise ValueError(_TWICE.format(self.name))
+        waiting = list(sources)
+        followed = set[int]()  # the places of one queue share its sources
+        for taken in waiting:  # grows meanwhile
+            if taken.is_used:
+                raise ValueError(
+                    f"{self.name} uses the tensors of one read or dequeue in two batches. Each batch would read "
+                    "elements of its own, and what belongs together would be separated: put all tensors into one "
+                    "batch, tf.train.batch([image, label], ...)."
+                )
+            taken.is_used = True
+            if id(taken.sources) not in followed:
+                followed.add(id(taken.sources))
+                waiting += taken.sources
+
+    def _computed_leaves(self, result: Any) -> list[Any]:
+        leaves = tf.nest.flatten(result, expand_composites=True)
+        return [leaf for leaf in leaves if getattr(leaf, "graph", None) is self._rest.graph]
+
+    def _running(self, result: Any) -> list[tf.Operation]:
+        return needed(self._rest.graph, operations(self._computed_leaves(result)))
+
+    def _function(self, result: Any, sources: Sequence[Taken], running: Sequence[tf.Operation]) -> Callable[..., Any]:
+        """Return a function from the values of `sources` to `result`; it computes only what `result` depends on."""
+        inputs: list[tf.Tensor] = []
+        for source in sources:
+            inputs += source.inputs
+        placeholders = set(map(id, inputs))
+        flat = tf.nest.flatten(result, expand_composites=True)
+        computed = [leaf for leaf in self._computed_leaves(result) if id(leaf) not in placeholders]
+        compute: Callable[..., list[tf.Tensor]] = lambda *values: []  # noqa: E731
+        if computed:
+            compute = function_of_part(Part(self._rest.graph, running, inputs, computed))
+
+        @tf.autograph.experimental.do_not_convert
+        def function(*elements: Any) -> Any:
+            values: list[Any] = []
+            if inputs:  # else the only argument stands for nothing
+                values = tf.nest.flatten(elements, expand_composites=True)
+            found = dict(zip(map(id, inputs), values, strict=True))
+            found |= zip(map(id, computed), compute(*values), strict=True)
+            given = [found.get(id(leaf), leaf) for leaf in flat]
+            return tf.nest.pack_sequence_as(result, given, expand_composites=True)
+
+        return function
+
+
+_under_way: contextvars.ContextVar[InputGraph | None] = contextvars.ContextVar("input_fn", default=None)
 _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 
-def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
+def _fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Dataset:
     """Return the dataset of an input function that builds it from placeholders. A hook feeds them once per run, when
     it runs the iterator's initializer.
 
@@ -326,23 +527,29 @@ def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     Raises:
       ValueError: no iterator of the function depends on its placeholders.
     """
+    name = under_way.name
     # Placeholders are keys in `feed_dict`.
     with GraphFromHere() as rest, operators_of_tf1(dimensions=False):
-        rest.begin()
-        with _iterators(lambda data: rest.placeholders(data.element_spec)) as taken:
-            result = fn()
-        variants = [tf.data.experimental.to_variant(iterator.dataset) for iterator in taken]
-    if not taken or isinstance(result, tf.data.Dataset):
+        graph = InputGraph(rest, name, as_in_session=under_way.as_in_session, seed=under_way.seed)
+        graph.begin()
+        token = _under_way.set(graph)
+        try:
+            with _iterators(graph):
+                result = fn()
+        finally:
+            _under_way.reset(token)
+        iterators = [one for one in graph.taken if isinstance(one.of, _Iterator)]
+        variants = [tf.data.experimental.to_variant(one.of.dataset) for one in iterators]
+    if not iterators or isinstance(result, tf.data.Dataset):
         raise ValueError(
             f"{name} makes placeholders that cannot be fed, since it returns no element of an initializable iterator. "
             "Build the dataset from the arrays; or return dataset.make_initializable_iterator().get_next() and let a "
             "hook call session.run(iterator.initializer, feed_dict=...)."
         )
-    _check_taken_once(taken, name)
-    datasets = tuple(
-        _made_of_what_is_fed(rest, iterator, variant) for iterator, variant in zip(taken, variants, strict=True)
-    )
-    return tf.data.Dataset.zip(datasets).map(_function_of_rest(rest, result))
+    for one, variant in zip(iterators, variants, strict=True):
+        made = _made_of_what_is_fed(rest, one.of, variant)
+        one.dataset = functools.partial(_itself, made)
+    return graph.dataset(result)
 
 
 def _made_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
@@ -365,77 +572,78 @@ class _LateIterator(Exception):
     """Raised when an input function makes an iterator after it called `get_next` on another one, or drew."""
 
 
-def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
-    """Return a function from the placeholders' values to `result`; it computes only what `result` depends on."""
-    result = keeping_values(result)
-    places = {id(placeholder): place for place, placeholder in enumerate(rest.inputs)}
-    flat = tf.nest.flatten(result, expand_composites=True)
-    computed = [leaf for leaf in flat if getattr(leaf, "graph", None) is rest.graph and id(leaf) not in places]
-    running = needed(rest.graph, operations(computed))
-    compute = function_of_part(Part(rest.graph, running, rest.inputs, computed)) if computed else None
-
-    @tf.autograph.experimental.do_not_convert
-    def function(*elements: Any) -> Any:
-        values = tf.nest.flatten(elements, expand_composites=True)
-        found = iter(compute(*values) if compute is not None else ())
-        of_graph = {id(leaf) for leaf in computed}
-        given = [
-            values[places[id(leaf)]] if id(leaf) in places else next(found) if id(leaf) in of_graph else leaf
-            for leaf in flat
-        ]
-        return tf.nest.pack_sequence_as(result, given, expand_composites=True)
-
-    return function
-
-
 def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     """Return the dataset of an input function that makes an iterator after it called `get_next` on another one.
 
     The function is called once eagerly, to find the datasets over which it iterates, and once inside a `Dataset.map`
     over these datasets.
     """
-    with _iterators(lambda data: next(iter(data))) as taken:
+    taken: list[_Iterator] = []
+
+    def first_element(iterator: _Iterator) -> Any:
+        taken.append(iterator)
+        return next(iter(iterator.dataset))
+
+    with _iterators_by(first_element):
         fn()
-    _check_taken_once(taken, name)
+    if len(set(map(id, taken))) < len(taken):
+        raise ValueError(_TWICE.format(name))
 
     @tf.autograph.experimental.do_not_convert
     def rest(*elements: Any) -> Any:
         remaining = iter(elements)
-        with _iterators(lambda data: next(remaining)):
+        with _iterators_by(lambda iterator: next(remaining)):
             return keeping_values(fn())
 
     return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
 
 
-@contextlib.contextmanager
-def _iterators(element_of: Callable[[tf.data.Dataset], Any], *, are_first: bool = False) -> Iterator[list[_Iterator]]:
-    """Replace v1 iterators inside this context, and yield the list of those whose `get_next` was called, in order.
+def _iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Let `graph` take the elements of v1 iterators inside this context.
 
     Args:
-      element_of: returns the element for `get_next` of an iterator over the given dataset.
-      are_first: raise _LateIterator if an iterator is made after `get_next` was called.
+      graph: the graph.
+      are_first: raise _LateIterator if an iterator is made after an element was taken.
     """
-    taken: list[_Iterator] = []
 
     def take(iterator: _Iterator) -> Any:
-        taken.append(iterator)
-        return element_of(iterator.dataset)
+        dataset = iterator.dataset
+        if not graph.reads_queues:
+            return graph.take(iterator.element_spec, functools.partial(_itself, dataset), of=iterator)
+        variant = tf.data.experimental.to_variant(dataset)
+        return graph.take(
+            iterator.element_spec, functools.partial(graph.made, variant, dataset.element_spec), of=iterator
+        )
+
+    return _iterators_by(take, lambda: are_first and graph.has_begun and not graph.reads_queues)
+
+
+def _iterators_by(
+    take: Callable[[_Iterator], Any], is_late: Callable[[], bool] = lambda: False
+) -> contextlib.AbstractContextManager[None]:
+    """Replace v1 iterators inside this context by ones whose `get_next` calls `take`; raise _LateIterator where one
+    `is_late`.
+    """
 
     def build(dataset: tf.data.Dataset) -> _Iterator:
-        if taken and are_first:
+        if is_late():
             raise _LateIterator
         return _Iterator(dataset, take)
 
-    with v1.iterators_made_by(build):
-        yield taken
+    return v1.iterators_made_by(build)
 
 
-def _check_taken_once(taken: Sequence[_Iterator], name: str) -> None:
-    if len({id(iterator) for iterator in taken}) < len(taken):
-        raise ValueError(
-            f"{name} calls get_next() twice on one iterator. Call it once and use its tensors, or return the "
-            "tf.data.Dataset itself."
-        )
+def _itself(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset
+
+
+_QUEUES_AND_ITERATORS = (
+    "{} reads from a queue after two iterators. Read from queues before the second iterator, or return a "
+    "tf.data.Dataset."
+)
+_TWICE = (
+    "{} calls get_next() twice on one iterator. Call it once and use its tensors, or return the tf.data.Dataset itself."
+)
 
 
 def _may_change(fn: Callable[[], Any], result: Any) -> bool:

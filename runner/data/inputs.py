@@ -647,7 +647,13 @@ class _InputCall:
         try:
             call = functools.partial(source.fn, **arguments)
             with user_code(source.fn):
-                return call_input_fn(call, name, training=self.mode == "train", as_in_session=self.as_in_session)
+                return call_input_fn(
+                    call,
+                    name,
+                    training=self.mode == "train",
+                    as_in_session=self.as_in_session,
+                    graph_seed=getattr(self.config, "tf_random_seed", None),
+                )
         except Exception as error:
             with_what = ", ".join(arguments) or "nothing"
             error.add_note(f"in {name}, called for {_BLOCKS[self.mode]} with {with_what}")

@@ -39,7 +39,7 @@ def read_tf_config(text: str, *, starts: bool = True) -> Cluster:
     tasks = _tasks(tree.get("cluster") or {}, starts)
     if not tree.get("task") and not tasks:
         return Cluster()
-    task_type, index = _task(tree.get("task"), tasks)
+    task_type, index = _task(tree.get("task"), tasks, starts=starts)
     return Cluster(task_type, index, tasks)
 
 
@@ -78,7 +78,10 @@ def _tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
             seen[address] = place
         if listed:
             tasks[task_type] = tuple(listed)
-    for task_type in ("chief", "evaluator"):
+    alone = ["chief"]
+    if starts:
+        alone.append("evaluator")
+    for task_type in alone:
         if len(tasks.get(task_type, ())) > 1:
             raise ConfigError(
                 f"TF_CONFIG: cluster.{task_type}={list(tasks[task_type])}: only one {task_type} is allowed."
@@ -111,7 +114,7 @@ def _check_address(where: str, address: Any) -> None:
         )
 
 
-def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
+def _task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> tuple[str, int]:
     """Return (type, index) that TF_CONFIG gives this process."""
     if not task:
         raise ConfigError(
@@ -124,9 +127,7 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
     task_type = given if given in tasks else _known_type(given, "task.type")
     known = tasks.get(task_type, ())
     index = _index(task, is_only_one=len(known) < 2)
-    # An evaluator is not part of the cluster: TensorFlow's own examples name it only in `task`.
-    alone = not tasks or task_type == "evaluator"
-    if index < len(known) or (alone and index == 0 and task_type != "ps"):
+    if index < len(known) or _may_be_unlisted(task_type, index, tasks, starts=starts):
         return task_type, index
     if not tasks:
         raise ConfigError(
@@ -136,6 +137,17 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
         raise ConfigError(f"TF_CONFIG: task.type={task['type']}: cluster has no {task_type}, only {counted(tasks)}.")
     listed = ", ".join(f"{number}: {address}" for number, address in enumerate(known))
     raise ConfigError(f"TF_CONFIG: task.index={index}: there is no {task_type} {index} in cluster, only {listed}.")
+
+
+def _may_be_unlisted(task_type: str, index: int, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> bool:
+    """Report whether a task needs no address in `cluster`: that of a single process, and an evaluator.
+
+    An evaluator is not part of the cluster: TensorFlow's own examples name it only in `task`, and launchers number it
+    as they like.
+    """
+    if not tasks:
+        return index == 0 and task_type != "ps"
+    return task_type == "evaluator" and (index == 0 or not starts)
 
 
 def _index(task: Mapping[str, Any], *, is_only_one: bool) -> int:

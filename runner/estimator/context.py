@@ -72,14 +72,14 @@ def _task_of_script(config: RunConfig, collectives: Collectives) -> tuple[str, i
     """
     if config.is_chief and not collectives.is_chief:
         return "worker", collectives.worker_index
-    return config.cluster.role, config.cluster.task_index
+    return config.place.role, config.place.task_index
 
 
 def script_progress(config: RunConfig) -> Progress:
     """Return the progress display of a script, which looks like the command line's; only the chief shows one."""
     if config.is_chief:
         return build_progress(config.progress)
-    return build_progress("plain" if config.cluster.is_evaluator and config.progress != "off" else "off")
+    return build_progress("plain" if config.place.is_evaluator and config.progress != "off" else "off")
 
 
 def record_of_script(context: EstimatorContext) -> ScriptRecord:

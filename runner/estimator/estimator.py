@@ -20,6 +20,7 @@ from runner.checkpoint import reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
 from runner.checkpoint_files import layout
 from runner.config.metric_names import evaluation_prefix
+from runner.data.inputs import InputPipeline
 from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
 from runner.distribute.strategy import check_devices_of
@@ -113,6 +114,7 @@ class Estimator:
     def _use(self, context: EstimatorContext) -> None:
         """Take the settings and the model_fn of `context`. Nothing is traced yet."""
         self._context = context
+        self._events: EventWriters | None = None
         self._models = Models(context, self._as_input)
         self._train_setups = TrainSetupBuilder(context, self._models, self._warm_start)
         self._summarised: Any = None  # the program described by model_summary.txt
@@ -255,6 +257,22 @@ class Estimator:
         assert setup is not None
         return setup
 
+    def train_pipeline(
+        self, input_fn: InputFn, max_epochs: int | None = None, num_workers: int | None = None
+    ) -> InputPipeline:
+        """Return the training input of this process, from its beginning; no model is built.
+
+        Args:
+          input_fn: an input function or an Input.
+          max_epochs: number of passes over the examples; None: no limit.
+          num_workers: the input is that of the first of so many workers; None: as many as there are.
+        """
+        model = self._models.for_training
+        place = model.place(training=True)
+        if num_workers is not None:
+            place = dataclasses.replace(place, num_workers=num_workers)
+        return self._models.build_pipeline(input_fn, ModeKeys.TRAIN, model, max_epochs, place=place)
+
     def _own_hooks(self, setup: TrainSetup) -> list[Hook]:
         """Return the runner's own hooks, on the process that writes. They are called after all other hooks."""
         if not self._context.is_chief:
@@ -353,9 +371,25 @@ class Estimator:
             eval_hooks.end()
         if self.collectives.is_chief:
             secs = time.monotonic() - started
-            evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
+            evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(
+                self._context, self._events
+            )
         graphs.drop_scalars()
-        return {**metrics, "global_step": step}
+        return self._returned(metrics, step)
+
+    @contextlib.contextmanager
+    def events_in(self, writers: EventWriters) -> Iterator[None]:
+        """Let evaluations inside this context write their events with `writers`: into one file for each folder."""
+        before = self._events
+        self._events = writers
+        try:
+            yield
+        finally:
+            self._events = before
+
+    def _returned(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
+        """Return what `evaluate` returns, of the metrics at a global step."""
+        return {**evaluation.plain(metrics), "global_step": step}
 
     def prepare_evaluation(self, input_fn: InputFn, name: str | None = None, steps: float = math.inf) -> EvalSetup:
         """Return an evaluation before its first batch, without restored values.
@@ -536,7 +570,7 @@ class Estimator:
         """
         step = model.store.global_step
         session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
-        is_on = self._context.is_chief or self.config.cluster.is_evaluator
+        is_on = self._context.is_chief or self.config.place.is_evaluator
         writers = EventWriters(is_on=is_on and self.config.tensorboard)
         taken = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
         writer = functools.partial(writers.of, os.path.join(self.model_dir, what))

@@ -28,6 +28,7 @@ from runner.programs.evaluate import EvalProgram, EvalResult
 from runner.programs.model import Model
 from runner.programs.predict import PredictProgram
 from runner.tracking import tensorboard
+from runner.tracking.tensorboard import EventWriters
 
 # Predictions per call of TensorFlow: so many that the call's overhead is small, and so few that the first predictions
 # come soon and all fit into memory.
@@ -60,8 +61,13 @@ class EvaluationResult:
     examples: int
     secs: float
 
-    def report(self, context: EstimatorContext) -> None:
-        """Report the metrics to journal, screen and TensorBoard, and note in the checkpoint that it was evaluated."""
+    def report(self, context: EstimatorContext, writers: EventWriters | None = None) -> None:
+        """Report the metrics to journal, screen and TensorBoard, and note in the checkpoint that it was evaluated.
+
+        Args:
+          context: the Estimator's.
+          writers: have the event file of several evaluations of one training; None: this one has its own.
+        """
         scalars, config, label = tensorboard.scalars(self.results), context.config, evaluation_prefix(self.name)
         named = {f"{label}/{key}": value for key, value in scalars.items()}
         context.journal.metrics(self.step, named)
@@ -76,8 +82,13 @@ class EvaluationResult:
         if is_of_this_run:
             # The writer would make a model_dir anew that was deleted or moved during the evaluation.
             os.stat(context.model_dir)
-        writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
-        tensorboard.write_events(writer, self.step, {"checkpoint_path": self.path, **self.results})
+        folder = os.path.join(context.model_dir, label)
+        if writers is not None:
+            tensorboard.write_events(writers.of(folder).writer, self.step, self.results)
+        else:
+            writer = tensorboard.build_writer(folder, is_on=config.tensorboard)
+            tensorboard.write_events(writer, self.step, {"checkpoint_path": self.path, **self.results})
+            writer.close()
         # Marked last: a process that is killed before this line evaluates again, so nothing is missing. Only a
         # checkpoint of this model_dir is marked.
         if is_of_this_run:
@@ -114,7 +125,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
       what: the evaluation's name in errors.
 
     Returns:
-      (metrics, number of examples).
+      (metrics, number of examples). Those that keep their state in variables are NumPy values of their dtypes.
 
     Raises:
       EmptyInputError: there are no examples.
@@ -131,7 +142,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
         if not total.examples:
             raise EmptyInputError(f"{what}: {why_empty(setup.pipeline, ModeKeys.EVAL, model.collectives)}")
         metrics: dict[str, Any] = {**total.means()}
-        metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
+        metrics.update(program.values())
     except tf.errors.ResourceExhaustedError as error:
         size = setup.pipeline.global_batch_size
         if size is not None and size > 1:
@@ -143,6 +154,12 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
             )
         raise
     return metrics, total.examples
+
+
+def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics with their scalars as Python's numbers and bytes."""
+    values: dict[str, Any] = tf.nest.map_structure(tensorboard.plain, dict(metrics))
+    return values
 
 
 def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collectives) -> dict[str, Any]:

@@ -149,14 +149,14 @@ def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> Tr
     config = estimator.config
     if not config.is_chief:
         return train()
-    if not config.generation and (config.cluster.tasks or config.has_evaluator):
+    if not config.generation and (config.place.tasks or config.has_evaluator):
         os.makedirs(estimator.model_dir, exist_ok=True)  # a failure before the first checkpoint is noted, too
     # Before the first step, so that no other process takes the end of an earlier start for that of this one.
     remove_ending(estimator.model_dir)
     try:
         result = train()
     except BaseException as error:  # also KeyboardInterrupt and SystemExit
-        if not tells_of_a_lost_peer(error, config.cluster):
+        if not tells_of_a_lost_peer(error, config.place):
             with contextlib.suppress(OSError):  # perhaps the disk is full; the first error is the one to raise
                 _write_ending(
                     estimator, "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"

@@ -64,7 +64,7 @@ class RunExports:
           is_final: training has ended.
         """
         config = self._estimator.config
-        if not (config.cluster.is_evaluator or self._is_chief):
+        if not (config.place.is_evaluator or self._is_chief):
             return
         path = checkpoint or (self._estimator.latest_checkpoint() if exporters else None)
         for exporter in exporters:

@@ -61,9 +61,9 @@ def train_and_evaluate(
 def _train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
 ) -> TrainingResult:
-    if estimator.config.cluster.is_evaluator:
+    if estimator.config.place.is_evaluator:
         return follow(estimator, train_spec, eval_spec)
-    if estimator.config.cluster.is_server and estimator.config.train_distribute is None:
+    if estimator.config.place.is_server and estimator.config.train_distribute is None:
         return _serve(estimator)
     eval_specs = _checked(train_spec, eval_spec)
     if estimator.config.has_evaluator and train_spec.reduce_lr_on_plateau.metric is not None:
@@ -105,8 +105,8 @@ def follow(
       ValueError: as in `train_and_evaluate`; or this is a second evaluator.
     """
     config = estimator.config
-    if config.cluster.task_index:
-        raise ValueError(f"evaluator {config.cluster.task_index}: a run has one evaluator, with index 0.")
+    if config.place.task_index:
+        raise ValueError(f"evaluator {config.place.task_index}: a run has one evaluator, with index 0.")
     eval_specs = _checked(train_spec, eval_spec)
     watch = TrainingWatch(estimator.model_dir, config.generation)
     evaluations = RunEvaluations(estimator, eval_specs, train_spec, [watch])
@@ -141,7 +141,7 @@ def _serve(estimator: Estimator) -> TrainingResult:
       TimeoutError: the coordinator does not join.
       RuntimeError: the coordinator ended before training did.
     """
-    cluster, model_dir = estimator.config.cluster, estimator.model_dir
+    cluster, model_dir = estimator.config.place, estimator.model_dir
     (address,) = cluster.tasks["chief"]
     before = read_ending(model_dir)  # left by an earlier run; read before the coordinator can begin
     with grpc_server.kept_local(cluster):

@@ -195,6 +195,7 @@ def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
 
     Raises:
       ValueError: `compare_fn` cannot be called with two results.
+      TypeError: it is no function.
     """
     names = ("best_eval_result", "current_eval_result")
     try:
@@ -204,7 +205,8 @@ def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
             return lambda best, found: compare_fn(**dict(zip(names, (best, found), strict=True)))
         signature.bind(None, None)
     except TypeError:
-        raise ValueError(
+        kind = ValueError if compare_fn is None or callable(compare_fn) else TypeError
+        raise kind(
             f"BestExporter(compare_fn={compare_fn!r}): the function must take two arguments, {' and '.join(names)}."
         ) from None
     return compare_fn

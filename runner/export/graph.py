@@ -51,6 +51,8 @@ class ExportGraph:
       signatures: name -> SignatureDef.
       assets: string scalar tensors with the paths of files that fill lookup tables.
       init_op: fills lookup tables and initializes variables that do not belong in a checkpoint.
+      saveables: key -> tensor of `graph`, of what the receiver function put into SAVEABLE_OBJECTS, such as a table.
+      saver_def: saves and restores `variables` and `saveables`; None: there are no saveables.
       keys: variable name -> its key in the checkpoint, for variables that the Scaffold's saver stores under another
         name.
       restore: a function that runs the `restore` that the user's class of saver overrides; None: it does not override
@@ -64,6 +66,9 @@ class ExportGraph:
     signatures: Mapping[str, Any]
     assets: Sequence[tf.Tensor]
     init_op: tf.Operation
+    _: dataclasses.KW_ONLY
+    saveables: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    saver_def: Any = None
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     restore: Callable[[str, Iterator[Mapping[str, Any]], Iterable[str]], Iterator[dict[str, Any]]] | None = None
 
@@ -97,6 +102,7 @@ def build_graph(
         v1.set_random_seed(seed)
         with _variables_of(graph, store, with_initial_values) as made:
             receiver = _received(receiver_fn, mode)
+            of_receiver = _OfReceiver.collected()
             spec = model_call(receiver.features, receiver.labels, mode)
             outputs, train_op = _outputs(spec, made)
             otherwise = PredictOutput(spec.predictions) if mode == ModeKeys.PREDICT else None
@@ -107,7 +113,9 @@ def build_graph(
             for signature in signatures.values():
                 _leave_out_unused(graph, signature)
         scaffold = ModelScaffold(spec.scaffold, graph, made.requested)
-        exported = _cut(graph, made, signatures, train_op, _initializers(spec), whole=receiver.asks_for_all)
+        exported = _cut(
+            graph, made, signatures, train_op, _initializers(spec), of_receiver, whole=receiver.asks_for_all
+        )
         restore = functools.partial(_restored, made, scaffold.saver) if scaffold.restores else None
         return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
 
@@ -146,6 +154,31 @@ class _Made:
         proto, made = self.variables[name].to_proto(), self.protos[name]
         proto.initializer_name, proto.initial_value_name = made.initializer_name, made.initial_value_name
         return proto
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfReceiver:
+    """What a receiver function put into the graph's collections. It is exported whether an output uses it or not.
+
+    Attributes:
+      assets: tensors with the paths of files.
+      initializers: operations that fill tables.
+      saveables: SaveableObjects, such as those of mutable tables.
+    """
+
+    assets: Sequence[tf.Tensor]
+    initializers: Sequence[tf.Operation]
+    saveables: Sequence[Any]
+
+    @classmethod
+    def collected(cls) -> _OfReceiver:
+        """Return what the collections of the default graph hold."""
+        initializers = operations(v1.get_collection(_KEYS.TABLE_INITIALIZERS))
+        return cls(v1.get_collection(_KEYS.ASSET_FILEPATHS), initializers, v1.get_collection(_KEYS.SAVEABLE_OBJECTS))
+
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """Return key -> tensor of what the saveables save."""
+        return {spec.name: spec.tensor for saveable in self.saveables for spec in saveable.specs}
 
 
 @contextlib.contextmanager
@@ -313,10 +346,11 @@ def _cut(
     signatures: Mapping[str, Any],
     train_op: tf.Operation | None,
     initializers: Iterable[tf.Operation],
+    of_receiver: _OfReceiver,
     whole: bool,
 ) -> ExportGraph:
-    """Return the part of `graph` that the signatures and the training operation need. Everything else is left out, such
-    as summaries, and optimizer slots outside of TRAIN.
+    """Return the part of `graph` that the signatures, the training operation and what the receiver function collected
+    need. Everything else is left out, such as summaries, and optimizer slots outside of TRAIN.
 
     Args:
       graph: the graph in which model_fn was called.
@@ -324,9 +358,12 @@ def _cut(
       signatures: name -> SignatureDef.
       train_op: the training operation; None outside of TRAIN.
       initializers: operations that fill tables; kept only if the exported part uses one of their operations.
+      of_receiver: what the receiver function collected.
       whole: keep all trainable variables, used or not: those that a warm start from the SavedModel loads.
     """
     wanted = _wanted(graph, signatures, train_op)
+    saved_tensors = of_receiver.tensors()
+    wanted += operations([*of_receiver.assets, *of_receiver.initializers, *saved_tensors.values()])
     running = set(needed(graph, wanted))
     # A tf.group has no inputs, so look at the operations that it runs.
     filling = [one for one in initializers if not running.isdisjoint(needed(graph, [one]))]
@@ -340,6 +377,12 @@ def _cut(
     protos = {name: made.proto(name) for name in kept}
     # Also what the VariableDefs name and no output depends on: a variable's initializer, its read.
     of_variables = _operations_of_variables(graph, protos)
+    saver_def = None
+    if saved_tensors:
+        of_names = {name: made.variables[name] for names in saved.values() for name in names}
+        saver_def = _saver_def(_variables_or_parts(of_names, saved), of_receiver.saveables)
+        of_saver = (saver_def.filename_tensor_name, saver_def.save_tensor_name, saver_def.restore_op_name)
+        of_variables += operations([graph.as_graph_element(name) for name in of_saver])
     exported_part = set(needed(graph, [*wanted, init_op, *of_variables]))
     assets = [tensor.name for tensor in _assets(graph) if tensor.op in exported_part]
 
@@ -348,6 +391,11 @@ def _cut(
         tf.graph_util.import_graph_def(_definition(graph, exported_part), name="")
         variables = {name: type(made.variables[name]).from_proto(proto) for name, proto in protos.items()}
         _collect(exported, variables, local, train_op)
+        for name in assets:
+            exported.add_to_collection(_KEYS.ASSET_FILEPATHS, exported.get_tensor_by_name(name))
+        for operation in operations(graph.get_collection(_KEYS.TABLE_INITIALIZERS)):
+            if operation in exported_part:
+                exported.add_to_collection(_KEYS.TABLE_INITIALIZERS, exported.get_operation_by_name(operation.name))
     return ExportGraph(
         exported,
         specs_of(made.saved, made.store.specs),
@@ -355,7 +403,17 @@ def _cut(
         signatures,
         [exported.get_tensor_by_name(name) for name in assets],
         exported.get_operation_by_name(init_op.name),
+        saveables={key: exported.get_tensor_by_name(tensor.name) for key, tensor in saved_tensors.items()},
+        saver_def=saver_def,
     )
+
+
+def _saver_def(variables: Mapping[str, Any], saveables: Sequence[Any]) -> Any:
+    """Return the SaverDef of a saver, in the default graph, of variables and SaveableObjects. The exported part of the
+    graph takes it over, because a SaveableObject cannot be made anew in another graph.
+    """
+    saved = {**variables, **{one.name: one for one in saveables}}
+    return v1.train.Saver(saved, sharded=True).as_saver_def()
 
 
 def _wanted(graph: tf.Graph, signatures: Mapping[str, Any], train_op: tf.Operation | None) -> list[tf.Operation]:

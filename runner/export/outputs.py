@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.tf_private.v1 import IsExportOutput
+from runner.tf_private.v1 import export_outputs as of_tensorflow
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +23,11 @@ SINGLE_RECEIVER = "input"
 """Name of the input if `receiver_tensors` is one tensor instead of a dict."""
 
 
-class ExportOutput(IsExportOutput, abc.ABC):
-    """Base class: the outputs of one signature of an exported model."""
+class ExportOutput(of_tensorflow.ExportOutput, abc.ABC):
+    """Base class: the outputs of one signature of an exported model.
+
+    It and its subclasses are subclasses of TensorFlow's own, which tf.estimator had under their names.
+    """
 
     @abc.abstractmethod
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
@@ -38,7 +41,7 @@ class ExportOutput(IsExportOutput, abc.ABC):
         """
 
 
-class PredictOutput(ExportOutput):
+class PredictOutput(ExportOutput, of_tensorflow.PredictOutput):
     """Outputs that may be any tensors.
 
     Args:
@@ -49,6 +52,8 @@ class PredictOutput(ExportOutput):
       ValueError: a key is not a string, or a value is not a tensor.
     """
 
+    outputs: Any = None
+
     def __init__(self, outputs: Any) -> None:
         self.outputs = _named(outputs, "output", "PredictOutput(outputs)")
 
@@ -57,7 +62,7 @@ class PredictOutput(ExportOutput):
 
 
 @dataclasses.dataclass(eq=False)
-class ClassificationOutput(ExportOutput):
+class ClassificationOutput(ExportOutput, of_tensorflow.ClassificationOutput):
     """Outputs of a classifier: scores and names of classes; one of them may be left out.
 
     Args:
@@ -88,8 +93,7 @@ class ClassificationOutput(ExportOutput):
         return saved_model.classification_signature_def(examples, self.classes, self.scores)
 
 
-@dataclasses.dataclass(eq=False)
-class RegressionOutput(ExportOutput):
+class RegressionOutput(ExportOutput, of_tensorflow.RegressionOutput):
     """Output of a regressor: one number per example.
 
     Args:
@@ -99,11 +103,12 @@ class RegressionOutput(ExportOutput):
       ValueError: `value` is not a float tensor.
     """
 
-    value: Any
+    value: Any = None
 
-    def __post_init__(self) -> None:
-        if not (tf.is_tensor(self.value) and self.value.dtype.is_floating):
-            raise ValueError(f"RegressionOutput(value={self.value!r}): value must be a float tensor.")
+    def __init__(self, value: Any) -> None:
+        if not (tf.is_tensor(value) and value.dtype.is_floating):
+            raise ValueError(f"RegressionOutput(value={value!r}): value must be a float tensor.")
+        self.value = value
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         examples = _single_string(receiver_tensors, "regression")
@@ -120,11 +125,14 @@ class _SupervisedOutput(ExportOutput):
     """
 
     method_name = ""
+    loss: Any = None
+    predictions: Any = None
+    metrics: Any = None
 
     def __init__(self, loss: Any = None, predictions: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
         self.loss = {} if loss is None else _named(loss, "loss", f"{type(self).__name__}(loss)")
         self.predictions = {} if predictions is None else _prefixed("predictions", predictions)
-        self.metrics: dict[str, Any] = {}
+        self.metrics = {}
         for name, (value, update) in (metrics or {}).items():
             if isinstance(update, tf.Operation):  # a signature has tensors only
                 with tf.control_dependencies([update]):
@@ -136,13 +144,13 @@ class _SupervisedOutput(ExportOutput):
         return _signature(receiver_tensors, outputs, self.method_name)
 
 
-class TrainOutput(_SupervisedOutput):
+class TrainOutput(_SupervisedOutput, of_tensorflow.TrainOutput):
     """Outputs of the signature of the TRAIN graph: loss, predictions and metrics."""
 
     method_name = "tensorflow/supervised/training"
 
 
-class EvalOutput(_SupervisedOutput):
+class EvalOutput(_SupervisedOutput, of_tensorflow.EvalOutput):
     """Outputs of the signature of the EVAL graph: loss, predictions and metrics."""
 
     method_name = "tensorflow/supervised/eval"
@@ -159,7 +167,7 @@ def outputs_of(predictions: Any, export_outputs: Mapping[str, Any] | None) -> di
     """
     outputs = dict(export_outputs or {}) or {DEFAULT: PredictOutput(predictions)}
     for name, output in outputs.items():
-        if not isinstance(output, ExportOutput):
+        if not isinstance(output, of_tensorflow.ExportOutput):
             raise ValueError(
                 f"export_outputs[{name!r}] is a {type(output).__name__}. It must be a PredictOutput, "
                 "ClassificationOutput or RegressionOutput."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import time
@@ -131,9 +132,13 @@ def write_saved_model(
             for mode, graph in graphs.items():
                 _add(builder, graph, TAGS[mode], is_first=mode == modes[0])
             builder.save(as_text)
-            parts = values_of(list(graphs.values()), source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
+            exported = list(graphs.values())
+            parts = values_of(exported, source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
+            parts = itertools.chain(parts, _values_of_saveables(exported, source.checkpoint))
         write_in_parts(Path(temporary) / "variables" / "variables", parts)
-        signatures = {name: one for graph in graphs.values() for name, one in graph.signatures.items()}
+        signatures: dict[str, Any] = {}
+        for graph in graphs.values():
+            signatures |= graph.signatures
         card = model_card.card_of(source.checkpoint, signatures, TAGS[modes[-1]])
         Path(temporary, MODEL_CARD_FILE).write_text(card, encoding="utf-8")
         for name, file in extra.items():
@@ -159,7 +164,10 @@ def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: 
         "strip_default_attrs": True,
     }
     with exported.graph.as_default():
-        saver = v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True)
+        if exported.saver_def is None:
+            saver = v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True)
+        else:
+            saver = v1.train.Saver(saver_def=exported.saver_def)
         # The builder would read the values from a session. `write_in_parts` writes them instead.
         saver = Overlay(saver, save=lambda *args, **kwargs: None)
         if is_first:
@@ -225,6 +233,26 @@ def values_of(
     for graph in graphs:
         sources |= _sources_in(reader, graph, config, trains=trains)
     return reader.entries_in_parts({name: sources[name] for name in names})
+
+
+def _values_of_saveables(graphs: Sequence[ExportGraph], checkpoint: str | None) -> Iterator[Sequence[Entry]]:
+    """Yield the values of what the receiver functions put into SAVEABLE_OBJECTS: those of the checkpoint, or where it
+    has none those that the initializers of tables give.
+    """
+    reader = None if checkpoint is None else Reader(checkpoint)
+    written = set[str]()
+    for graph in graphs:
+        missing = {key: tensor for key, tensor in graph.saveables.items() if key not in written}
+        written.update(missing)
+        there = [key for key in missing if reader is not None and reader.has(key)]
+        if reader is not None and there:
+            yield from reader.entries_in_parts({key: key for key in there})
+        new = {key: tensor for key, tensor in missing.items() if key not in there}
+        if new:
+            with v1.Session(graph=graph.graph) as session:
+                session.run(graph.init_op)
+                values = session.run(new)
+            yield _entries(values)  # after the session, inside which operations are not eager
 
 
 def _entries(values: Mapping[str, Any]) -> Sequence[Entry]:

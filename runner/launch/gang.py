@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runner.distribute.cluster import ALONE, Cluster
@@ -107,7 +107,7 @@ class Gang:
         other tasks wait for it, else it is not killed.
       start: starts a task.
       say: prints a message.
-      has_joined: reports whether a task has connected to the others.
+      joined: returns the names of the tasks that have connected to the others; None: all have.
       may_replace: called when a task is lost without which the others can continue; reports whether to start it again,
         and may wait before.
       look_around: called every LOOK_SECS; returns an event outside of this gang that ends its tasks. If the event is an
@@ -119,7 +119,7 @@ class Gang:
     freeze_secs: float | None = None
     start: Callable[[Task], Process] = start_cold
     say: Callable[[str], None] = print
-    has_joined: Callable[[Task], bool] = lambda task: True
+    joined: Callable[[], Collection[str] | None] = lambda: None
     may_replace: Callable[[GangResult], bool] = lambda ending: False
     look_around: Callable[[], GangResult | None] = lambda: None
     asked_to_stop: set[str] = field(default_factory=set, init=False)
@@ -298,7 +298,11 @@ class Gang:
             self._deadlines.setdefault(task, time.monotonic() + secs)
 
     def _check_joined(self) -> None:
-        missing = [task for task in self._joining if not self.has_joined(task)]
+        joined = self.joined()  # once for all tasks: it reads the journals of all of them
+        missing = []
+        for task in self._joining:
+            if joined is not None and task.place.name not in joined:
+                missing.append(task)
         if missing and self._ending is None:
             secs = f"{self.start_timeout_secs:g}"
             self._give_up(missing, f"did not connect to the other tasks within cluster.start_timeout_secs={secs}")

@@ -80,7 +80,7 @@ class RestartingGang:
             freeze_secs=self.config.run.freeze_secs,
             start=starter.start,
             say=lambda text: say(f"{self.prefix}runner: {text}"),
-            has_joined=lambda task: task.place.name in journals.events("joined"),
+            joined=lambda: journals.events("joined"),
             may_replace=lambda ending: self.restarts.allow(ending, alone=True),
             look_around=look_around,
         )

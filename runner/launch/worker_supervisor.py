@@ -136,7 +136,7 @@ class WorkerSupervisor:
                 elif ending.is_loss:
                     if ending.code != PEER_LOST:  # after a PEER_LOST the chief reports which task was lost
                         say(f"runner: {ending.reason}")
-                    rendezvous.tell("lost", ending.reason)
+                    rendezvous.tell("lost", ending.reason, ending.code)
                 elif ending.code == OUT_OF_MEMORY:  # the chief's supervisor starts all tasks again
                     reason = task_group.reason_of(ending, journals).removeprefix(f"{self.place.name} ")
                     rendezvous.tell("failed", reason, ending.code)

@@ -415,6 +415,14 @@ class Model:
                 )
 
 
+class MissingVariableError(ValueError):
+    """A checkpoint lacks a variable of the model."""
+
+
+class VariableShapeError(ValueError):
+    """A checkpoint has a variable of the model in another shape."""
+
+
 def check_shapes(
     reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Collection[str], keys: Mapping[str, str]
 ) -> None:
@@ -427,19 +435,20 @@ def check_shapes(
       keys: variable name -> its key, if a Scaffold's saver uses another than its name.
 
     Raises:
-      ValueError: the checkpoint lacks a variable or has it in another shape.
+      MissingVariableError: the checkpoint lacks a variable.
+      VariableShapeError: it has one in another shape.
     """
     found = {name: reader.shape(keys.get(name, name)) for name in shapes}
     missing = [name for name, shape in found.items() if shape is None and name not in new]
     renamed = [name for name in missing if name in keys]
     if renamed:
-        raise ValueError(
+        raise MissingVariableError(
             f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
             f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: "
             f"{', '.join(reader.names())}."
         )
     if missing:
-        raise ValueError(
+        raise MissingVariableError(
             f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
             f"It was written by a model with: {', '.join(reader.names())}. "
             "Every mode of model_fn uses the variables of TRAIN under the same names. "
@@ -448,7 +457,7 @@ def check_shapes(
     for name, requested in shapes.items():
         shape = found[name]
         if shape is not None and not requested.is_compatible_with(shape):
-            raise ValueError(
+            raise VariableShapeError(
                 f"variable {name!r} is {list(shape)} in checkpoint {reader.path}, but model_fn requests "
                 f"{requested.as_list()}. Undo the change, or use a new model_dir."
             )

@@ -33,7 +33,7 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
     on_servers = is_parameter_server(config.train_distribute)
     if on_servers:
         _check_asynchronous(config)
-    if config.jit and (on_servers or config.cluster.num_workers > 1):
+    if config.jit and (on_servers or config.place.num_workers > 1):
         raise ValueError(
             "train.jit=true works in one process only, not with several workers or parameter servers. Set "
             "train.jit=false."

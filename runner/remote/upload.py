@@ -317,7 +317,8 @@ class Courier:
         self._uploader, self._store = uploader, uploader.lease.store
         self._folder = uploader.folder / LEASES
         self._place = ALONE if uploader.is_chief else Cluster(**uploader.lease.facts)
-        self._heard: dict[str, tuple[str, bytes]] = {}
+        self._marks: dict[str, str] = {}  # name -> mark of each message that was delivered
+        self._answered: dict[str, tuple[str, int]] = {}  # name -> run and generation that each answer is to
         self._said: dict[Path, bytes] = {}
 
     def say(self) -> None:
@@ -340,33 +341,54 @@ class Courier:
         Raises:
           OSError, and errors of the store: the next call tries again.
         """
-        is_chief, heard = self._uploader.is_chief, dict(self._heard)
-        for path, info in self._store.fs.find(LEASES, detail=True).items():
-            name, mark = os.path.relpath(path, LEASES), mark_of(info)
-            is_for_us = name.endswith(".json") and name.startswith(PEERS_FOLDER) == is_chief
-            if is_for_us and heard.get(name, ("",))[0] != mark:
-                heard[name] = mark, self._store.fs.cat_file(path)
-        if heard != self._heard:
-            (self._gather if is_chief else self._follow)(heard)
-        self._heard = heard
+        changed = {}
+        for path, info in self._messages_of_others().items():
+            mark = mark_of(info)
+            if self._marks.get(path) != mark:
+                changed[path] = mark
+        if not changed:
+            return
+        # One call for all of them: the library asks for them side by side, and not one after the other.
+        new = self._store.fs.cat(list(changed))
+        if self._uploader.is_chief:
+            self._gather(new)
+        else:
+            self._follow(new)
+        self._marks.update(changed)
 
-    def _gather(self, heard: Mapping[str, tuple[str, bytes]]) -> None:
-        """On the chief: deliver the answers. Before the last of them, send what is here; a checkpoint without the input
-        state of a worker, which was lost with its machine, then gives way to the one in the bucket.
+    def _messages_of_others(self) -> dict[str, Mapping[str, Any]]:
+        """Return name -> what the store says of each. A worker looks at the chief's alone: if each listed the
+        answers of all, the store would say n x n of them in a second.
+        """
+        if self._uploader.is_chief:
+            found = self._store.fs.find(f"{LEASES}/{PEERS_FOLDER}", detail=True)
+            return {name: info for name, info in found.items() if name.endswith(".json")}
+        call = f"{LEASES}/{CALL_FILE}"
+        with suppress(FileNotFoundError):
+            return {call: self._store.fs.info(call)}
+        return {}
+
+    def _gather(self, new: Mapping[str, bytes]) -> None:
+        """On the chief: deliver the new answers. Before the last of all, send what is here; a checkpoint without the
+        input state of a worker, which was lost with its machine, then gives way to the one in the bucket.
         """
         call = json.loads((self._folder / CALL_FILE).read_bytes())
-        answers = [json.loads(data) for _, data in heard.values()]
-        same = [answer for answer in answers if all(answer[key] == call[key] for key in ("run", "generation"))]
-        if call["phase"] == "gather" and len(same) >= sum(map(len, call["tasks"].values())) - 1:
+        for name, data in new.items():
+            answer = json.loads(data)
+            self._answered[name] = (answer["run"], answer["generation"])
+        answered = list(self._answered.values())
+        num_answers = answered.count((call["run"], call["generation"]))
+        num_tasks = sum(map(len, call["tasks"].values()))
+        if call["phase"] == "gather" and num_answers >= num_tasks - 1:
             while not self._uploader.send(self.say):
                 pass
             self._uploader.fetch(self._uploader.held)
-        for name, (_, data) in heard.items():
-            write_atomically(self._folder / name, data)
+        for name, data in new.items():
+            write_atomically(self._uploader.folder / name, data)
 
-    def _follow(self, heard: Mapping[str, tuple[str, bytes]]) -> None:
+    def _follow(self, new: Mapping[str, bytes]) -> None:
         """On another host: do what the chief's call asks for, and deliver it. Another cluster's asks nothing of it."""
-        ((_, data),) = heard.values()
+        (data,) = new.values()
         path, call, uploader = self._folder / CALL_FILE, json.loads(data), self._uploader
         if not self._place.is_in(call.get("tasks", {})):
             return write_atomically(path, data)

@@ -19,6 +19,7 @@ from runner.config.mistakes import NotAllowed
 from runner.config.schema import (
     CLUSTER_STRATEGIES,
     EVALUATING_COMMANDS,
+    UNRECORDED_COMMANDS,
     Config,
     DataOptionsConfig,
     EvalStrategyConfig,
@@ -180,7 +181,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         config,
         save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,
         steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
-        tensorboard=config.tracking.tensorboard and config.command != "dry_run",
+        tensorboard=config.tracking.tensorboard and config.command not in UNRECORDED_COMMANDS,
         profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
         check_numerics=config.run.debug == "nan",
         check_replicas=config.run.debug == "replicas",

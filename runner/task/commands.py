@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from runner.estimator.train_and_evaluate import follow, train_and_evaluate
 from runner.hooks.hook import Hook, PassContext, Run
 from runner.programs.predict import num_examples
 from runner.system.console import Progress, counted, relative
-from runner.task import dry_run, inspect_run, prediction_files, preemption
+from runner.task import dry_run, inspect_run, prediction_files, preemption, profile_input
 from runner.task.build import Job, build_job, build_keep
 from runner.task.stop_hook import StopRequest
 from runner.tracking import tensorboard
@@ -89,6 +90,9 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     context.stop.install()  # once more, because TensorFlow may have installed a handler with the strategy
     if config.command == "dry_run":
         return {"answer": dry_run.rehearse(config, job)}
+    if config.command == "profile_input":
+        check = functools.partial(context.stop.after_batches, PassContext(job.estimator.model_dir, 0), 0)
+        return {"answer": profile_input.profile_input(config, job, check)}
     replicas = job.estimator.config.num_replicas_in_sync
     devices = describe_devices(config.strategy, replicas)
     context.journal.event("built", num_replicas=replicas, devices=devices)

@@ -32,10 +32,18 @@ def stages(dataset: Any) -> list[Any]:
     found, waiting = [], [dataset]
     while waiting:
         one = waiting.pop()
-        one = getattr(one, "_dataset", one)
-        found.append(one)
-        waiting += one._inputs()
+        found.append(getattr(one, "_dataset", one))
+        waiting += inputs_of(one)
     return found
+
+
+def inputs_of(dataset: Any) -> list[Any]:
+    """Return the input datasets of a dataset: those of `stages`, but only one step up.
+
+    Private: see `stages`.
+    """
+    dataset = getattr(dataset, "_dataset", dataset)
+    return [getattr(one, "_dataset", one) for one in dataset._inputs()]
 
 
 def without_state(dataset: Any) -> Any:

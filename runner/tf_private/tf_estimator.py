@@ -95,6 +95,28 @@ dimensions_of_tf2 = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_O
 """Makes each dimension of a TensorShape a number or None inside this context, also within `dimensions_of_tf1`."""
 
 
+def static_size(value: Any, axis: int) -> int | None:
+    """Return the size of an axis of a tensor or shape, in a source for either TensorFlow; None: it is not known before
+    a step.
+    """
+    shape = getattr(value, "shape", value)
+    if shape.rank is None:
+        return None
+    size = shape[axis]
+    found: int | None = getattr(size, "value", size)
+    return found
+
+
+def size_of(tensor: Any, axis: int) -> Any:
+    """Return the size of an axis of a tensor: a number, or an int32 scalar if it is not known before a step."""
+    size = static_size(tensor, axis)
+    if size is not None:
+        return size
+    import tensorflow as tf
+
+    return tf.shape(tensor)[axis]
+
+
 def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], keeping: Callable[[Any], Any]) -> None:
     """Make the class `strategy`, ParameterServerStrategy, constructible in every task of a cluster, like other
     strategies.

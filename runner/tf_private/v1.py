@@ -34,11 +34,11 @@ ActsAsSession: Any = SessionInterface
 Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; hooks can then restore but not save.
 """
 
-IsExportOutput: Any = export_output.ExportOutput
-"""Base class of the outputs that TensorFlow's own functions for exports accept; tf.estimator 2.15's source calls these.
+export_outputs: Any = export_output
+"""The module with TensorFlow's own outputs of exports. tf.estimator 2.15's source calls them, and so do libraries.
 
-Private: `model_utils.export_output.ExportOutput`, which was public as `tf.estimator.export.ExportOutput` until 2.15.
-When it moves: use `object`; the heads of that source then cannot predict.
+Private: `model_utils.export_output`, whose classes were public in `tf.estimator.export` until 2.15. When it moves: use
+`object` as the base class of ours; what asks for TensorFlow's classes then does not accept them.
 """
 
 lookup_tables: Any = lookup_ops

@@ -20,8 +20,8 @@ from tensorflow.python.ops import embedding_ops
 # When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-# checkpoint_utils: see `initial_values_from_checkpoints`.
-from tensorflow.python.training import checkpoint_utils
+# checkpoint_utils: see `initial_values_from_checkpoints`; optimizer: see `_key_by_name`.
+from tensorflow.python.training import checkpoint_utils, optimizer
 
 from runner.tf_private import tensor_bundle
 from runner.tf_private.replaced import Overlay, all_replaced, replaced
@@ -44,14 +44,104 @@ class VariablePart:
     axis: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
 class _VariableOp:
-    """Replaces `variable.op` of a v1 graph, for code that reads its name, which is the same in all replicas."""
+    """Replaces `variable.op` of a v1 graph: an operation without inputs, whose output is the variable's handle.
 
-    name: str
-    type: str = "VarHandleOp"
-    graph: Any = None
+    Two are equal if their names are, which are the same in all replicas. What is not here is that of the operation that
+    stands for the handle in the graph that is traced.
+    """
+
+    type = "VarHandleOp"
+    inputs: tuple[tf.Tensor, ...] = ()
+    control_inputs: tuple[tf.Operation, ...] = ()
     traceback: tuple[Any, ...] = ()
+    device = ""
+
+    def __init__(self, name: str, variable: Any) -> None:
+        self.name = name
+        self._variable = variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _VariableOp) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def graph(self) -> Any:
+        """The graph that is traced; None: none is."""
+        return _traced_graph()
+
+    @property
+    def outputs(self) -> list[tf.Tensor]:
+        graph = self.graph
+        handle = self._variable.handle
+        if graph is not None:
+            handle = graph.capture(handle)
+        return [handle]
+
+    def values(self) -> tuple[tf.Tensor, ...]:
+        return tuple(self.outputs)
+
+    def colocation_groups(self) -> list[bytes]:
+        return [f"loc:@{self.name}".encode()]
+
+    @property
+    def node_def(self) -> Any:
+        return v1.NodeDef(name=self.name, op=self.type)
+
+    def get_attr(self, name: str) -> Any:
+        """Return an attribute of the operation.
+
+        Raises:
+          ValueError: it has none of that name.
+        """
+        shared_name = self.name.encode()
+        known = {"dtype": self._variable.dtype, "shape": self._variable.shape, "shared_name": shared_name}
+        known |= {"container": b"", "allowed_devices": [], "debug_name": shared_name}
+        if name not in known:
+            raise ValueError(f"Operation {self.name!r} has no attr named {name!r}.")
+        return known[name]
+
+    def _as_graph_element(self) -> Any:
+        return self.outputs[0].op
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or self.graph is None:
+            raise AttributeError(f"The op of variable {self.name!r} has no attribute {name!r} here.")
+        return getattr(self.outputs[0].op, name)
+
+
+def _traced_graph() -> Any:
+    """Return the graph that is traced, around all bodies of `tf.cond` and `tf.while_loop`; None: operations are eager,
+    or those of a session.
+    """
+    graph = v1.get_default_graph()
+    if tf.executing_eagerly() or not graph.building_function:
+        return None
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    return graph
+
+
+def _key_by_name(own: Callable[[Any], Any], variable: Any) -> Any:
+    """Return the key by which v1 optimizers find the slots of a variable: its name alone.
+
+    They make slots eagerly, and look for them in the graph that is traced, also in hooks: the graph of the variable's
+    `op` differs.
+
+    Private: `optimizer._var_key`, (graph, name) of the `op`, here `own`; since TF 1.5. It is replaced once and for all,
+    for our variables alone. When it moves: the `op` has no graph.
+    """
+    # Checkpoints ask for the slots of any object.
+    first = copies_of(variable)[0] if isinstance(variable, DistributedVariable) else variable
+    op = getattr(first, "op", None)
+    if isinstance(op, _VariableOp):
+        return None, op.name
+    return own(variable)
+
+
+optimizer._var_key = functools.partial(_key_by_name, optimizer._var_key)
 
 
 def load(variable: Any, value: Any, session: Any = None) -> None:
@@ -99,7 +189,30 @@ class _Named:
     @property
     def op(self) -> _VariableOp:
         name: str = self.name  # type: ignore[attr-defined]
-        return _VariableOp(re.sub(r"(/replica_\d+)?:0$", "", name))
+        return _VariableOp(re.sub(r"(/replica_\d+)?:0$", "", name), self)
+
+    @property
+    def graph(self) -> Any:
+        """The graph that is traced; where operations are eager, the variable has none."""
+        graph = _traced_graph()
+        if graph is not None:
+            return graph
+        return super().graph  # type: ignore[misc]
+
+    @property
+    def initializer(self) -> Any:
+        """An operation without effect, as of `variables_initializer`: the runner sets the values."""
+        if _traced_graph() is None:
+            return None
+        with v1.name_scope(None):
+            return tf.no_op(f"{self.op.name}/Assign")
+
+    create = initializer
+
+    def _as_graph_element(self) -> Any:
+        if _traced_graph() is not None:
+            return tf.convert_to_tensor(self)
+        return super()._as_graph_element()  # type: ignore[misc]
 
     @property
     def initial_value(self) -> Any:

@@ -74,12 +74,16 @@ def draw_jobs(jobs: Sequence[tuple[str, float | None, float | None]], metric: st
         if value is not None and math.isfinite(value):
             settings.append(dict(part.split("=", 1) for part in name.split(", ") if "=" in part))
             results.append((value, deviation or 0.0))
-    names = list(dict.fromkeys(name for varied in settings for name in varied))
+    names: dict[str, None] = {}
+    for varied in settings:
+        names |= dict.fromkeys(varied)
     if len(results) < 2 or not names:
         return None
-    columns = [[varied.get(name, "-") for varied in settings] for name in names]
+    columns = []
+    for name in names:
+        columns.append([varied.get(name, "-") for varied in settings])
     path = directory / JOBS_FILE
-    save_figure(_figure_of_jobs(names, columns, metric, results), path)
+    save_figure(_figure_of_jobs(list(names), columns, metric, results), path)
     return path
 
 

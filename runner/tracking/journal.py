@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -314,6 +314,13 @@ class Journals:
         found = {task_of(path): [line for line in self._lines(path, event) if line.get("event") == event]
                  for path in journals_in(self.model_dir)}  # fmt: skip
         return {task: lines for task, lines in found.items() if lines}
+
+    def has_any(self, events: Collection[str]) -> bool:
+        """Report whether a task has written one of `events`. Each journal is read once, up to the first of them."""
+        for path in journals_in(self.model_dir):
+            if any(line.get("event") in events for line in self._lines(path, "event")):
+                return True
+        return False
 
     def _lines(self, path: Path, word: str) -> Iterator[dict[str, Any]]:
         return iterate_journal(path, self.sizes.get(path.name, 0), containing=f'"{word}"'.encode())

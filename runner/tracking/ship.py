@@ -90,6 +90,8 @@ PATIENCE_SECS = 30.0
 
 A provisional start is waited for without an end: its folder is removed after a mistake, and what is shipped stays."""
 _WAKING = ("first_step", WANTS_RUN, RUN_ENDED)
+_TOLD = (DATASET, ARTIFACT, IMAGE)
+"""Events of which trackers are told."""
 
 
 class Deadline:
@@ -157,12 +159,13 @@ class RunShipper:
         self._tracker: Tracker | None = None
         self._opening: Tracker | None = None
         self._left_out: set[str] = set()
+        self._noted: set[Path] = set()  # journals with offsets that the record on disk does not have
         self._is_guest = self._is_sweep = self._has_looked = self._is_full = False
 
     def is_due(self) -> bool:
         """Report whether it is time to ship: not before the first step, because the task's imports need the core."""
         now = time.monotonic()
-        if now < self._wakes_at and (self._is_lost() or any(self._unseen.events(event) for event in _WAKING)):
+        if now < self._wakes_at and (self._is_lost() or self._unseen.has_any(_WAKING)):
             self._wakes_at = now
         if now < max(self._wakes_at, self._due_at):
             return False
@@ -283,7 +286,8 @@ class RunShipper:
         self._shipped.started = offset
         address = tracker.address()
         self._shipped.address = address and mask_text(address, self._settings.secret_texts())
-        self._save(self._bounds)
+        self._noted.add(self._bounds)
+        self._save()
         if line["tags"].get("host") and not self._has_looked:
             self._has_looked = True
             try:
@@ -400,10 +404,12 @@ class RunShipper:
                 starts = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
                 if starts:
                     lines, after = read_journal(path, before, BLOCK_BYTES, until=starts[0])
-                self._ship_lines(tracker, lines)
+                has_sent = self._ship_lines(tracker, lines)
                 # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
                 # and step).
-                self._note(path, after)
+                self._note(path, after, saves=has_sent)
+        if self._noted:
+            self._save()
 
     def _journals_of_tasks(self) -> Iterator[Path]:
         """Yield the journals that this tracker gets beside the supervisor's; those of hosts are for MLflow's pages."""
@@ -412,18 +418,21 @@ class RunShipper:
             if path != self._bounds and is_taken:
                 yield path
 
-    def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> None:
+    def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> bool:
+        """Send what the tracker is told of these lines. Return whether there was anything."""
         last_steps = dict(self._shipped.last_steps)
         points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
         if points:
             tracker.log_points(points)
             self._deadline.expect()
         self._shipped.last_steps = last_steps
-        for line in lines:
+        told = [line for line in lines if line.get("event") in _TOLD]
+        for line in told:
             if line.get("event") == DATASET:
                 tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(tracker, line)
+        return bool(points or told)
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
@@ -479,23 +488,28 @@ class RunShipper:
         last = next(reversed(starts_and_ends(self.folder, since)), None)
         return last if last is not None and last["event"] == RUN_STARTED else None
 
-    def _note(self, journal: Path, offset: int) -> None:
-        if offset != self._offset(journal):
-            self._shipped.offsets = {**self._shipped.offsets, journal.name: offset}
-            self._save(journal)
-
-    def _save(self, journal: Path | None = None) -> None:
-        """Save the record.
+    def _note(self, journal: Path, offset: int, *, saves: bool = True) -> None:
+        """Note how much of a journal is shipped.
 
         Args:
-          journal: the one in which the record has a new offset; None: it has none.
+          saves: save the record now. It has an offset for each task, so it is not saved for each: workers mostly write
+            lines of which no tracker is told.
         """
+        if offset != self._offset(journal):
+            self._shipped.offsets[journal.name] = offset
+            self._noted.add(journal)
+            if saves:
+                self._save()
+
+    def _save(self) -> None:
+        """Save the record, after the disk has the journals in which it has new offsets."""
         if self._is_lost():
             return
-        if journal is not None:
+        for journal in self._noted:
             # First: after a power cut the record must not speak of lines that the disk has not. This process waits
             # for the disk, so that training need not.
             make_durable(journal)
+        self._noted.clear()
         self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:

@@ -33,7 +33,8 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     elements: dict[str, float] = {}
-    for name, value in flat(metrics).items():
+    for name, given in flat(metrics).items():
+        value = plain(given)
         if isinstance(value, (float, int)):
             found[name] = float(value)
         elif _has_numbers(value) and value.size <= MAX_ELEMENTS:
@@ -58,7 +59,7 @@ def build_writer(folder: str, *, is_on: bool) -> Any:
 
 
 def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
-    """Write `metrics` as tf.estimator did, in one summary, and close the writer.
+    """Write `metrics` as tf.estimator did, in one summary.
 
     Numbers are a `simple_value`, arrays `[...]` of any shape and strings a `tensor`. The values in a serialized
     `tf.compat.v1.Summary` have the tags `<name>/0`, `<name>/1`, ...; bytes that are no summary are a text.
@@ -80,19 +81,19 @@ def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
             else:
                 summary.value.add(tag=name, node_name=name, tensor=tf.make_tensor_proto(value))
         tf.summary.experimental.write_raw_pb(summary.SerializeToString())
-    writer.close()
+    writer.flush()
 
 
 class EventWriter:
-    """The interface of `tf.compat.v1.summary.FileWriter` for hooks, on a writer of tf.summary."""
+    """The interface of `tf.compat.v1.summary.FileWriter` for hooks, on `writer`, one of tf.summary."""
 
     def __init__(self, writer: Any) -> None:
-        self._writer = writer
+        self.writer = writer
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
         """Write a `tf.compat.v1.Summary`, serialized or not, at `global_step`."""
         proto = summary if isinstance(summary, bytes) else summary.SerializeToString()
-        with tf.init_scope(), self._writer.as_default(step=int(global_step or 0)):
+        with tf.init_scope(), self.writer.as_default(step=int(global_step or 0)):
             tf.summary.experimental.write_raw_pb(proto)
 
     def add_session_log(self, session_log: Any, global_step: int | None = None) -> None:
@@ -100,7 +101,7 @@ class EventWriter:
 
     def flush(self) -> None:
         with tf.init_scope():
-            self._writer.flush()
+            self.writer.flush()
 
 
 class EventWriters:

@@ -40,7 +40,6 @@ DIFFERS: dict[str, Any] = {
         "README.md", "assets.extra/a/b", "saved_model.pb", *VARIABLES,
     ],
     # Mistakes that tf.estimator met later, or never.
-    'place(task("evaluator", 3))': "raises ValueError",
     'est.BinaryClassHead(label_vocabulary=["a"])': "raises ValueError",
     'est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="a")])': "raises ValueError",
 }  # fmt: skip

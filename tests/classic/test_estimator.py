@@ -57,6 +57,73 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
     return Estimator(dense, str(tmp_path_factory.mktemp("trained")), config, None, None).train(batches(), steps=3)  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("strategy", [None, mirrored])
+def test_a_variable_has_the_attributes_that_it_has_in_a_graph(strategy: Any, tmp_path: Path) -> None:
+    seen = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        weight = tf.get_variable("s/w", [2], initializer=tf.ones_initializer())
+        graph = tf.get_default_graph()
+        operation = weight.op
+        found = {
+            "graphs": {weight.graph, operation.graph, weight.initializer.graph, weight.value().graph} == {graph},
+            "op": (operation.name, operation.type, operation.inputs, operation.get_attr("dtype")),
+            "outputs": [output.dtype for output in operation.outputs],
+            "initializer": isinstance(weight.initializer, tf.Operation),
+            "values": [one.shape.as_list() for one in (weight.value(), weight.read_value(), weight.initial_value)],
+        }
+        with weight.graph.as_default(), tf.control_dependencies([weight.initializer, operation, weight]):
+            loss = tf.reduce_mean((weight - features) ** 2)
+        seen.append(found)
+        step = tf.train.get_global_step()
+
+        def update() -> Any:
+            # Slots are made eagerly, and found in the graph of a branch.
+            return tf.group(tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss), tf.assign_add(step, 1))
+
+        train_op = tf.cond(step >= 0, update, tf.no_op) if strategy is None else update()
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    config = RunConfig(str(tmp_path), train_distribute=strategy and strategy())
+    estimator = Estimator(model_fn, config=config)
+    estimator.train(lambda: tf.data.Dataset.from_tensors(([3.0, 3.0], [0.0])).repeat(), steps=2)
+    assert estimator.get_variable_value("s/w") == pytest.approx([1.56, 1.56])
+    assert estimator.get_variable_value("s/w/Momentum").shape == (2,)
+    expected = {
+        "graphs": True,
+        "op": ("s/w", "VarHandleOp", (), tf.float32),
+        "outputs": [tf.resource],
+        "initializer": True,
+        "values": [[2]] * 3,
+    }
+    assert seen and all(found == expected for found in seen)
+
+
+def test_a_result_of_evaluate_has_the_types_of_2_15(tmp_path: Path) -> None:
+    def typed(features: Any, labels: Any, mode: str) -> Any:
+        spec = dense(features, labels, mode)
+        count = tf.get_local_variable("count", [], tf.int64, tf.zeros_initializer())
+        ops = {
+            "float": tf.metrics.mean(tf.cast(labels, tf.float64)),
+            "vector": tf.metrics.precision_at_thresholds(labels > 0, tf.sigmoid(labels), [0.3, 0.5]),
+            "int": (count.read_value(), count.assign_add(1)),
+            "text": (tf.constant("a"), tf.no_op()),
+        }
+        return spec._replace(eval_metric_ops=ops)
+
+    estimator = Estimator(typed, str(tmp_path))
+    found = estimator.train(batches(), steps=1).evaluate(batches(2))
+    kinds = {"loss": np.float32, "float": np.float32, "int": np.int64, "global_step": np.int64, "text": bytes}
+    assert {name: type(found[name]) for name in kinds} == kinds
+    assert (found["vector"].dtype, found["vector"].shape) == (np.float32, (2,))
+    # They reach the readers of a run as numbers.
+    metrics, _ = train_and_evaluate(estimator, TrainSpec(batches(), max_steps=2), EvalSpec(batches(2)))
+    assert type(metrics["loss"]) is np.float32
+    events = sorted(glob.glob(f"{estimator.eval_dir()}/events*"))[-1]
+    values = [value for event in tf.train.summary_iterator(events) for value in event.summary.value]
+    assert {value.tag for value in values if value.HasField("simple_value")} >= {"loss", "float", "int"}
+
+
 def test_names_in_the_checkpoint_are_those_of_tf_layers(trained: Estimator) -> None:
     assert trained.get_variable_names() == ["dense/bias", "dense/kernel", "global_step", "out/bias", "out/kernel"]
 
@@ -367,6 +434,7 @@ def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path, messages: Me
     hook = InMemoryEvaluatorHook(estimator, batches(2), name="here", every_n_iter=2)
     estimator.train(batches(), hooks=[hook], steps=5)
     assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5]
+    assert len(glob.glob(f"{estimator.eval_dir('here')}/events*")) == 1
     estimator.train(batches(), hooks=[hook], steps=2)
     assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5, 5, 6, 7]
     with messages.raised(ValueError):

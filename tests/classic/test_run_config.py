@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import runner
+from runner.classic.estimator import Estimator
 from runner.classic.run_config import RunConfig
 from tests.support.messages import Messages
 
@@ -78,6 +79,16 @@ def test_an_evaluator_is_no_part_of_the_cluster_named_there_or_not(cluster: Any)
     found = config(task("evaluator", 0, cluster))
     assert (found.task_type, found.is_chief, found.master, found.global_id_in_cluster) == ("evaluator", False, "", None)
     assert (found.num_worker_replicas, found.num_ps_replicas) == (0, 0)
+    assert found.cluster_spec.as_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "index"), [(CLUSTER, 12), (CLUSTER, "2"), ({**CLUSTER, "evaluator": ["host9:9", "host8:8"]}, 1)]
+)
+@pytest.mark.parametrize("strategy", [None, object()])
+def test_an_evaluator_may_have_any_number_as_launchers_give_it(cluster: Any, index: Any, strategy: Any) -> None:
+    found = config(task("evaluator", index, cluster), train_distribute=strategy)
+    assert (found.task_type, found.task_id) == ("evaluator", int(index))
     assert found.cluster_spec.as_dict() == {}
 
 
@@ -217,9 +228,41 @@ def test_what_somebody_has_set_on_a_config_stays_and_so_does_its_class() -> None
     after = given.replace(model_dir="x")
     assert (type(after), after.more, after.hparams, after.model_dir) == (Mine, 3, {"a": 1}, "x")  # type: ignore[attr-defined]
     tpu = tf.compat.v1.estimator.tpu
-    config = tpu.RunConfig(tpu_config=tpu.TPUConfig(7), cluster=tf.distribute.cluster_resolver.SimpleClusterResolver)
+    config = tpu.RunConfig(tpu_config=tpu.TPUConfig(7), master="grpc://a:1")
     assert config.replace(model_dir="x").tpu_config.iterations_per_loop == 7
     assert config.replace(tpu_config=tpu.TPUConfig(8)).tpu_config.iterations_per_loop == 8
+    assert config.replace(model_dir="x").master == "grpc://a:1"
+
+
+RESOLVER = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({"worker": ["a:1"]}), "grpc://m:3")
+
+
+@pytest.mark.parametrize(
+    ("tree", "given", "masters"),
+    [
+        ({}, {}, ("", "")),
+        ({}, {"master": "m"}, ("m", "m")),
+        ({}, {"master": "m", "evaluation_master": ""}, ("m", "")),
+        ({}, {"master": "m", "evaluation_master": "e"}, ("m", "e")),
+        ({}, {"cluster": RESOLVER}, ("grpc://m:3", "grpc://m:3")),
+        ({"session_master": "s"}, {}, ("s", "s")),
+        ({"session_master": "s", "eval_session_master": "e"}, {"master": "m"}, ("m", "e")),
+        (task("evaluator", 0), {"master": "m"}, ("m", "")),
+    ],
+)
+def test_the_config_of_tpus_has_the_masters_and_the_cluster_that_were_given(
+    tree: dict[str, Any], given: dict[str, Any], masters: tuple[str, str]
+) -> None:
+    """TensorFlow 2.15: the same."""
+    made = tf.compat.v1.estimator.tpu.RunConfig(tf_config=json.dumps(tree), **given)
+    for found in (made, made.replace(model_dir="x")):
+        assert (found.master, found.evaluation_master) == masters
+        assert found.cluster is given.get("cluster")
+    assert Estimator(lambda features: None, config=made).config.is_chief == (made.task_type != "evaluator")
+    if "cluster" in given:
+        assert made.cluster_spec.as_dict() == {"worker": ["a:1"]}
+        with pytest.raises(ValueError):
+            tf.compat.v1.estimator.tpu.RunConfig(master="m", **given)
 
 
 @pytest.mark.parametrize(

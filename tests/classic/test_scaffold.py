@@ -169,7 +169,7 @@ def test_names_of_a_saver_in_training_are_the_keys_of_its_checkpoints(
     resumed = Estimator(averaged(renamed), tmp_path)
     resumed.train(points(repeat=True), steps=2)
     assert resumed.get_variable_value("step") == 5
-    with messages.raised(ValueError):
+    with messages.raised(tf.errors.NotFoundError):
         Estimator(averaged(lambda mode, average: None), tmp_path).evaluate(points())
 
 
@@ -179,7 +179,7 @@ def test_a_key_that_a_checkpoint_lacks_is_named(tmp_path: Path, messages: Messag
     def strange(mode: str, average: Any) -> Any:
         return v1.train.Scaffold(saver=v1.train.Saver({"strange": v1.global_variables()[-1]}))
 
-    with messages.raised(ValueError):
+    with messages.raised(tf.errors.NotFoundError):
         Estimator(averaged(strange), tmp_path).evaluate(points())
 
 

@@ -367,11 +367,12 @@ def test_the_newest_runs_are_named_to_somebody_who_gives_none(
     [
         (["command=train"], ["model.fn", "input.train.fn"]),
         (["command=dry_run"], ["model.fn", "input.train.fn", "input.eval.fn"]),
+        (["command=profile_input"], ["model.fn", "input.train.fn"]),
         (["command=evaluate", "model_dir=."], ["model.fn", "input.eval.fn"]),
         (["command=predict", "model_dir=."], ["model.fn", "input.predict.fn"]),
         (["command=inspect", "model_dir=."], []),
     ],
-    ids=["train", "dry_run", "evaluate", "predict", "inspect"],
+    ids=["train", "dry_run", "profile_input", "evaluate", "predict", "inspect"],
 )
 def test_a_command_needs_the_functions_that_it_calls_and_no_others(
     overrides: list[str], keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages

@@ -591,12 +591,15 @@ def generator() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "result",
-    [(1, 2, 3, 4), [1], None, generator(), generator],
+    ("result", "error"),
+    [
+        ((1, 2, 3, 4), ValueError), ([1], ValueError), (None, ValueError), (generator(), TypeError),
+        (generator, ValueError),
+    ],
     ids=["tuple of 4", "list of 1", "None", "generator", "function"],
-)
-def test_what_is_not_data_is_refused(result: Any, messages: Messages) -> None:
-    with messages.raised(ValueError):
+)  # fmt: skip
+def test_what_is_not_data_is_refused(result: Any, error: type[Exception], messages: Messages) -> None:
+    with messages.raised(error):
         feed_of(functools.partial(some_input_fn, result))
 
 
@@ -627,7 +630,7 @@ def test_a_weight_that_is_no_row_per_example_is_refused(messages: Messages) -> N
 
 
 def test_an_iterator_is_refused(messages: Messages) -> None:
-    with messages.raised(ValueError):
+    with messages.raised(TypeError):
         feed_of(functools.partial(some_input_fn, iter(tf.data.Dataset.range(3))))
 
 

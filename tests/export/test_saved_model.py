@@ -29,11 +29,13 @@ from runner import (
     build_raw_supervised_input_receiver_fn,
 )
 from runner.checkpoint.reader import Reader
+from runner.export import outputs as outputs_of_exports
 from runner.export.receivers import receiver_fn_of_spec
 from runner.export.saved_model import exports_in
 from runner.run_config import WarmStart
 from runner.tf_private import tensor_bundle
 from runner.tf_private.tensor_bundle import write_bundle
+from runner.tf_private.v1 import export_outputs
 from tests.support import export_models
 from tests.support.export_models import (
     FEATURE_SPEC,
@@ -440,6 +442,78 @@ def test_a_receiver_may_ask_a_saved_model_of_tensorflow_2_that_has_a_table(words
     y = tf.saved_model.load(path).signatures["predict"](words=tf.constant(WORDS))["y"]
     asked = {"w": WORDS, "n": [-1.0, 1.0, 0.0, 2.0]}
     np.testing.assert_array_equal(y, predicted(words, lambda: tf.data.Dataset.from_tensors(asked)))
+
+
+def test_what_a_receiver_collects_is_exported_with_its_values(tmp_path: Path) -> None:
+    """TensorFlow 2.15: the same files, collections and, where the checkpoint has the table, keys."""
+    paths = {name: tmp_path / name for name in ("used.txt", "unused.txt", "asset.txt")}
+    for path in paths.values():
+        path.write_text("a\nb\n")
+
+    def table(name: str) -> Any:
+        lines = v1.lookup.TextFileInitializer(
+            str(paths[name]), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE,
+            tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER,
+        )  # fmt: skip
+        return v1.lookup.StaticHashTable(lines, -1)
+
+    def receiver_fn() -> ServingInputReceiver:
+        words = v1.placeholder(tf.string, [None], "words")
+        table("unused.txt")
+        v1.add_to_collection(v1.GraphKeys.ASSET_FILEPATHS, tf.constant(str(paths["asset.txt"])))
+        scale = v1.lookup.experimental.MutableHashTable(tf.string, tf.float32, 0.0, name="scale")
+        filled = scale.insert(tf.constant(["x"]), tf.constant([3.0]))
+        v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, filled)
+        ids = tf.cast(table("used.txt").lookup(words), tf.float32)
+        return ServingInputReceiver({"x": ids * scale.lookup(tf.constant("x"))}, {"words": words})
+
+    def model_fn(features: Any, mode: str) -> EstimatorSpec:
+        weight = v1.get_variable("w", [], initializer=v1.ones_initializer())
+        y = features["x"] * weight
+        step = v1.train.get_or_create_global_step()
+        return EstimatorSpec(mode, {"y": y}, tf.reduce_sum(y), step.assign_add(1))
+
+    estimator = Estimator(model_fn, tmp_path / "model")
+    estimator.train(lambda: tf.data.Dataset.from_tensors({"x": [1.0]}))
+    exported = estimator.export_saved_model(tmp_path / "export", receiver_fn).decode()
+    assert sorted(file.name for file in Path(exported, "assets").iterdir()) == sorted(paths)
+    names = dict(tf.train.list_variables(f"{exported}/variables/variables"))
+    assert set(names) == {"w", "global_step", "scale-keys", "scale-values"}
+    for file in paths.values():  # the export has its own
+        file.unlink()
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        loaded = v1.saved_model.load(session, ["serve"], exported)
+        assert len(graph.get_collection(v1.GraphKeys.ASSET_FILEPATHS)) == 3
+        assert len(graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)) == 3
+        signature = loaded.signature_def["serving_default"]
+        found = session.run(signature.outputs["y"].name, {signature.inputs["words"].name: ["b", "a", "c"]})
+    assert found.tolist() == [3, 0, -3]
+    served = tf.saved_model.load(exported).signatures["serving_default"]
+    assert served(words=tf.constant(["b"]))["y"].numpy().tolist() == [3]
+
+
+def test_outputs_of_tensorflows_own_classes_are_exported(tmp_path: Path) -> None:
+    def model_fn(features: Any, mode: str) -> EstimatorSpec:
+        weight = v1.get_variable("w", [], initializer=v1.ones_initializer())
+        y = features["x"] * weight
+        outputs = {"serving_default": export_outputs.PredictOutput(y), "value": export_outputs.RegressionOutput(y)}
+        step = v1.train.get_or_create_global_step()
+        return EstimatorSpec(mode, {"y": y}, tf.reduce_sum(y), step.assign_add(1), export_outputs=outputs)
+
+    estimator = Estimator(model_fn, tmp_path / "model")
+    estimator.train(lambda: tf.data.Dataset.from_tensors({"x": [1.0]}))
+    spec = {"x": tf.io.FixedLenFeature([], tf.float32)}
+    path = estimator.export_saved_model(tmp_path / "export", build_parsing_serving_input_receiver_fn(spec)).decode()
+    assert set(tf.saved_model.load(path).signatures) == {"serving_default", "value"}
+    for name in (
+        "ExportOutput",
+        "PredictOutput",
+        "ClassificationOutput",
+        "RegressionOutput",
+        "TrainOutput",
+        "EvalOutput",
+    ):
+        assert issubclass(getattr(outputs_of_exports, name), getattr(export_outputs, name))
 
 
 def test_what_cannot_be_exported_is_said_and_leaves_nothing(

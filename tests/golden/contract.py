@@ -15,10 +15,14 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np  # noqa: F401  # the calls use it
 import tensorflow.compat.v1 as tf
+from tensorflow.python.saved_model.model_utils import export_output  # noqa: F401  # as well
 
 est = tf.estimator
 Spec, export = est.EstimatorSpec, est.export
+tpu = est.tpu
+numpy_input = est.inputs.numpy_input_fn
 TRAIN, EVAL, PREDICT = est.ModeKeys.TRAIN, est.ModeKeys.EVAL, est.ModeKeys.PREDICT
 Hook, Listener = tf.train.SessionRunHook, tf.train.CheckpointSaverListener
 
@@ -1039,7 +1043,45 @@ fitted().experimental_export_all_saved_models("out", {"train": serving}) => "byt
 files(trained().export_saved_model(b"out", SERVING, assets_extra={b"a/b": __file__.encode()})) => ["assets.extra/a/b", "saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index"]
 """  # noqa: E501
 
-TABLES = {"heads": HEADS, "spec": SPEC, "config": CONFIG, "estimator": ESTIMATOR, "export": EXPORT}
+# Input functions of arrays, exporters, TPUs, results of evaluations, and what of a checkpoint is missing.
+OTHERS = """
+numpy_input({}, shuffle=False) => "function"
+numpy_input({}, shuffle=False)() => raises ValueError
+numpy_input(3, shuffle=False)() => raises TypeError
+numpy_input(np.array([]), shuffle=False)() => raises ValueError
+numpy_input({"x": np.ones(3)}, {}, shuffle=False)() => raises ValueError
+numpy_input({"x": np.ones(3)}, np.ones(2), shuffle=False)() => raises ValueError
+numpy_input({"x": np.ones(3)}, {"x": np.ones(3)}, shuffle=False)() => raises ValueError
+numpy_input({"x": np.ones(3)}) => raises ValueError
+est.BestExporter("a", receivers, compare_fn=None) => raises ValueError
+est.BestExporter("a", receivers, compare_fn=3) => raises TypeError
+est.BestExporter("a", receivers, compare_fn=lambda best: True) => raises ValueError
+tpu.TPUEstimatorSpec(TRAIN, eval_metrics=3) => raises ValueError
+tpu.TPUEstimatorSpec(TRAIN, eval_metrics=(3, [])) => raises TypeError
+tpu.TPUEstimatorSpec(TRAIN, host_call=(3, [])) => raises TypeError
+tpu.TPUConfig(eval_training_input_configuration=1) => raises ValueError
+tpu.TPUConfig(eval_training_input_configuration=5).eval_training_input_configuration => 5
+tpu.TPUConfig(input_partition_dims=[[1], [2]]) => raises ValueError
+tpu.TPUConfig(input_partition_dims=[[1]], num_cores_per_replica=2) => raises ValueError
+tpu.TPUConfig(input_partition_dims=[[1]], num_cores_per_replica=2, per_host_input_for_training=3).input_partition_dims => [[1]]
+tpu.RunConfig().cluster => null
+tpu.RunConfig(master="m").evaluation_master => "m"
+tpu.RunConfig(master="m", evaluation_master="").evaluation_master => ""
+tpu.RunConfig(master="m").replace(model_dir="a").master => "m"
+{name: type(value).__name__ for name, value in trained().evaluate(data).items()} => {"loss": "float32", "global_step": "int64"}
+export.PredictOutput is export_output.PredictOutput => true
+isinstance(predicted().export_outputs["serving_default"], export_output.PredictOutput) => true
+predicted(export_outputs={"a": export_output.RegressionOutput(c(1.0))}).export_outputs.__len__() => 2
+made(lambda features, labels, mode, params: Spec(mode, loss=tf.get_variable("other", [])), trained().model_dir, params={}).evaluate(data) => raises NotFoundError
+made(lambda features, labels, mode, params: Spec(mode, loss=tf.reduce_sum(tf.get_variable("w", [3]))), trained().model_dir, params={}).evaluate(data) => raises InvalidArgumentError
+made(params={}, warm_start_from="missing").train(data, steps=1) => raises NotFoundError
+made(params={}).train(lambda: (1.0, 2.0, 3.0), steps=1) => raises ValueError
+made(params={}).train(lambda: (one for one in [1.0]), steps=1) => raises TypeError
+"""  # noqa: E501
+
+TABLES = {
+    "heads": HEADS, "spec": SPEC, "config": CONFIG, "estimator": ESTIMATOR, "export": EXPORT, "others": OTHERS,
+}  # fmt: skip
 
 
 def receivers() -> Any:

@@ -45,6 +45,7 @@ from tests.launch.test_gang import (
     wait_until,
 )
 from tests.support.command_line import CommandLine
+from tests.support.control_plane import places_of
 from tests.support.messages import Messages
 from tests.support.screen import line_of
 from tests.support.tiers import slow_but
@@ -458,7 +459,7 @@ def test_a_worker_whose_supervisor_is_started_again_is_lost_and_an_evaluator_is_
     again._answered = leader._call
     again.tell("ready")
     found = leader.look()
-    assert found is not None and (found.code, found.place.name) == (PEER_LOST, "worker:0")
+    assert found is not None and (found.code, found.place.name) == (-signal.SIGKILL, "worker:0")
 
     leader, first = chief_and_evaluator(tmp_path / "evaluator", lambda: 0.0)
     assert leader.look() is None
@@ -467,6 +468,22 @@ def test_a_worker_whose_supervisor_is_started_again_is_lost_and_an_evaluator_is_
     leader._say()
     second.tell("ready")
     assert leader.look() is None
+
+
+def test_the_task_that_was_killed_is_the_loss_and_not_one_that_lost_its_connection_to_it(tmp_path: Path) -> None:
+    """All of them answer at once; the cause is named, whatever its place among them."""
+    chief, *workers = places_of(4)
+    leader = LeaderRendezvous(tmp_path, chief, 10)
+    leader._say(generation=1, phase="gather")
+    followers = [FollowerRendezvous(tmp_path, place, 10) for place in workers]
+    for follower in followers:
+        follower._answered = leader._call
+        follower.tell("ready")
+    assert leader.gather(1, []) is None
+    for follower, code in zip(followers, [PEER_LOST, -signal.SIGKILL, PEER_LOST], strict=True):
+        follower.tell("lost", "gone", code)
+    for found in (leader.look(), leader.reason(GangResult(PEER_LOST, chief))):
+        assert found is not None and (found.code, found.place.name) == (-signal.SIGKILL, "worker:1")
 
 
 def test_the_supervisor_of_a_lost_task_says_why_if_it_answers_in_time(tmp_path: Path) -> None:

@@ -499,7 +499,7 @@ def test_metrics_are_those_of_the_checkpoint_beside_them(
     assert summary_in(tmp_path / "run")["metrics"] == {"eval/accuracy": 0.5}
 
 
-@pytest.mark.parametrize("command", ["dry_run", "inspect"])
+@pytest.mark.parametrize("command", ["dry_run", "profile_input", "inspect"])
 def test_a_command_that_only_tells_leaves_nothing(command: str, run: Callable[..., int], tmp_path: Path) -> None:
     said = "print(Path(sys.argv[1]).read_text())"
     assert run(said, command=command, task="import sys\nfrom pathlib import Path\n") == 0

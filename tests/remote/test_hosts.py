@@ -28,6 +28,7 @@ from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLos
 from runner.remote.upload import Courier, Uploader
 from runner.tracking.shipping import NOT_ALL
 from tests.remote.test_object_store import fetched, names
+from tests.support.control_plane import ControlPlane, Found
 from tests.support.processes import wait_until
 
 KEEP = Keep(2)
@@ -105,6 +106,25 @@ def test_a_checkpoint_is_there_when_the_input_state_of_each_worker_is(
     for folder in (tmp_path / "reader", chief.folder, worker.folder):
         assert (folder / part).read_text() == "index 1 of 1 "
     assert (tmp_path / "reader" / "model.ckpt-1.index").read_text() == "index 1 of 0"
+
+
+def test_what_a_host_asks_of_the_store_grows_at_most_linearly_with_the_cluster(store: Store, tmp_path: Path) -> None:
+    """32 hosts beside 8, which start one after another, so that each waits for the others four times as long."""
+    found: dict[int, Found] = {}
+    for num_hosts in (8, 32):
+        place = Store(f"{store.url}-{num_hosts}")
+        found[num_hosts] = ControlPlane(num_hosts, tmp_path / str(num_hosts), apart_secs=1.0, store=place).run()
+        place.fs.rm("", recursive=True)
+    # What a listing names to the chief grows with the hosts and with the wait; it is one request for 1,000 answers.
+    pairs = [(few, found[32].requests[name]) for name, few in found[8].requests.items()]
+    # A worker asks for the chief's message alone, and is not told of the answers of all others.
+    pairs += [(few, found[32].objects[name]) for name, few in found[8].objects.items() if name != "chief"]
+    # In the folders: a new answer is delivered alone, not all of them once more.
+    couriers = [name for name in found[8].operations if name.endswith("/courier")]
+    pairs += [(found[8].operations[name], found[32].operations[name]) for name in couriers]
+    assert len(couriers) == 8
+    for few, many in pairs:
+        assert many <= 4 * few
 
 
 def test_the_chief_fetches_while_a_checkpoint_is_published(

@@ -123,6 +123,8 @@ def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
 
                 def call(fs: Any, *arguments: Any, **settings: Any) -> Any:
                     nonlocal calls
+                    if fs.path != store.fs.path:  # a lease of an earlier test is renewed
+                        return real(fs, *arguments, **settings)
                     calls += 1
                     if calls > allowed:
                         raise Killed

@@ -514,6 +514,26 @@ def test_the_disk_has_a_journal_before_the_record_speaks_of_it(
     assert records[-1]["offsets"] == durable
 
 
+def test_a_round_saves_the_record_once_for_all_workers_of_which_no_tracker_is_told_anything(
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record has an offset for each task: saved for each, it would be n x n of them in a round."""
+    started(tmp_path)
+    shipper = shipper_of(tmp_path, RecordingTracker())
+    assert not shipper.ship()
+    saved: list[dict[str, int]] = []
+    monkeypatch.setattr(Shipped, "save", lambda record, *where: saved.append(dict(record.offsets)))
+    for worker in range(64):
+        Lines(tmp_path, "worker", worker).event("phase", name="input", secs=0.1)
+    journal.metrics(1, {"m": 1.0})
+    assert not shipper.ship()
+    # The chief's metrics are saved at once, so that a crash repeats no more than a block of its journal.
+    assert len(saved) == 2
+    for worker in range(64):
+        name = f"events.worker-{worker}.jsonl"
+        assert saved[-1][name] == (tmp_path / name).stat().st_size
+
+
 def test_a_record_forgets_where_a_journal_has_no_end_of_a_line(tmp_path: Path, journal: Lines) -> None:
     journal.metrics(1, {"m": 1.0})
     ship(tmp_path, RecordingTracker())

@@ -58,12 +58,8 @@ _LOOPS_OVER_SESSIONS = (
     "train.MonitoredTrainingSession train.MonitoredSession train.SingularMonitoredSession train.ChiefSessionCreator "
     "train.WorkerSessionCreator train.Supervisor"
 )
-_QUEUES = (
-    "train.string_input_producer train.input_producer train.range_input_producer train.slice_input_producer "
-    "train.limit_epochs train.batch train.batch_join train.shuffle_batch train.shuffle_batch_join train.maybe_batch "
-    "train.maybe_shuffle_batch train.start_queue_runners train.add_queue_runner train.QueueRunner train.queue_runner.* "
-    "TextLineReader TFRecordReader WholeFileReader FixedLengthRecordReader IdentityReader"
-)
+_QUEUES = " ".join([*(f"train.{name}" for name in (*install.PRODUCERS, *install.BATCHES)), *install.READERS])
+_NO_RUNNERS = "queue runners do not run here, so a step would wait forever: return a tf.data.Dataset from input_fn"
 _CLIPPED = (
     "on several replicas, gradients are clipped as on one device, those of the global batch; in tf.estimator each "
     "replica clipped its own"
@@ -85,15 +81,13 @@ _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
             "the runner replaces loops over a session: put the graph into a model_fn, and call Estimator.train with "
             "hooks for what the loop did"
         ),
-        _QUEUES: (
-            "queue runners do not run here, so a step would wait forever: return a tf.data.Dataset from input_fn"
-        ),
+        "train.add_queue_runner train.QueueRunner train.queue_runner.*": _NO_RUNNERS,
         "train.SyncReplicasOptimizer": (
             "it needs queues and a session: RunConfig(train_distribute=tf.distribute.MultiWorkerMirroredStrategy()) "
             "sums the gradients of all workers in each step"
         ),
     },
-    MODEL_FN: {"Session InteractiveSession sparse_placeholder": _GIVEN},
+    MODEL_FN: {"Session InteractiveSession sparse_placeholder": _GIVEN, _QUEUES: _NO_RUNNERS},
     INPUT_FN: {
         "sparse_placeholder": "make the dataset from the sparse tensor: tf.data.Dataset.from_tensor_slices(sparse)",
     },
@@ -161,6 +155,10 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
         "py_func py_function numpy_function": (
             "in an input_fn, this prevents saving the position in the data, so a resumed run reads and drops the "
             "batches up to its step; exported models and other processes do not have the Python function"
+        ),
+        _QUEUES: (
+            "in an input_fn, a queue is the dataset of its elements, in the order of num_threads=1; what shuffle_batch "
+            "draws differs from TensorFlow 1"
         ),
         "train.Scaffold": (
             "init_op, init_fn, local_init_op and summary_op have an effect in training; saver, ready_op and "

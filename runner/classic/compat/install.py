@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import logging
 import os
 import re
@@ -50,6 +51,36 @@ _INITIALIZERS = (
 _PLACEHOLDERS = ("placeholder", "sparse_placeholder")
 """Functions that scripts call outside of graphs, to describe requests for `build_raw_serving_input_receiver_fn`."""
 
+
+PRODUCERS = (
+    "input_producer",
+    "limit_epochs",
+    "match_filenames_once",
+    "range_input_producer",
+    "slice_input_producer",
+    "start_queue_runners",
+    "string_input_producer",
+)
+BATCHES = (
+    "batch",
+    "batch_join",
+    "maybe_batch",
+    "maybe_batch_join",
+    "maybe_shuffle_batch",
+    "maybe_shuffle_batch_join",
+    "shuffle_batch",
+    "shuffle_batch_join",
+)
+"""Functions of `tf.train` that make queues."""
+
+READERS = {
+    "FixedLengthRecordReader": "fixed_length_record_reader",
+    "IdentityReader": "identity_reader",
+    "TFRecordReader": "tf_record_reader",
+    "TextLineReader": "text_line_reader",
+    "WholeFileReader": "whole_file_reader",
+}
+"""Classes that read from queues -> the functions of `runner.classic.compat.tf1_queues` for them."""  # fmt: skip
 
 importing_tensorflow: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 """Returns a context manager that is entered while TensorFlow is imported."""
@@ -106,6 +137,17 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
     for name in SWITCHES:
         setattr(v1, name, _without_effect(name))
+    _put_queues(v1)
+
+
+def _put_queues(v1: Any) -> None:
+    for name in PRODUCERS:
+        setattr(v1.train, name, _in_input_fn(getattr(v1.train, name), name))
+    for name in BATCHES:
+        setattr(v1.train, name, _in_input_fn(getattr(v1.train, name), name, are_batches=True))
+    for name, function in READERS.items():
+        setattr(v1, name, _in_input_fn(getattr(v1, name), function))
+    v1.train.QueueRunner.__init__ = _refused_in_functions(v1.train.QueueRunner.__init__)
 
 
 def _put_strategies(old: Any, new: Any) -> None:
@@ -188,6 +230,59 @@ def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
             return placeholder(*args, **kwargs)
 
     return made
+
+
+def _in_input_fn(function: Callable[..., Any], name: str, *, are_batches: bool = False) -> Callable[..., Any]:
+    """Return a function like `function` that calls that of `runner.classic.compat.tf1_queues` in an input function.
+
+    Args:
+      function: TensorFlow's own function, for other graphs.
+      name: the name in `runner.classic.compat.tf1_queues`; of functions that make batches, their own.
+      are_batches: it makes batches.
+    """
+
+    @functools.wraps(function)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        from runner.classic.compat import tf1_queues
+
+        if not _is_of_input_fn():
+            return function(*args, **kwargs)
+        given = inspect.signature(function).bind(*args, **kwargs)
+        given.apply_defaults()
+        if are_batches:
+            return tf1_queues.batches(name, given.arguments)
+        return getattr(tf1_queues, name)(given.arguments)
+
+    return made
+
+
+def _is_of_input_fn() -> bool:
+    """Report whether operations are those of an input function of a session, and not of another graph in it."""
+    import tensorflow as tf
+
+    from runner.data.dataset_adapter import calls_input_fn
+
+    is_own_graph = not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+    return calls_input_fn(in_session=True) and not is_own_graph
+
+
+def _refused_in_functions(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor of queue runners, which are refused in input functions and model functions."""
+
+    @functools.wraps(initialize)
+    def refused(self: Any, queue: Any = None, *args: Any, **kwargs: Any) -> None:
+        import tensorflow as tf
+
+        is_traced = getattr(tf.compat.v1.get_default_graph(), "building_function", False)
+        if is_traced or _is_of_input_fn():
+            raise ValueError(
+                f"tf.train.QueueRunner({type(queue).__name__}): threads that fill a queue do not run here, so a step "
+                "would wait for ever. In input_fn, use tf.train.slice_input_producer, string_input_producer and "
+                "tf.train.batch, which are datasets here, or return a tf.data.Dataset."
+            )
+        initialize(self, queue, *args, **kwargs)
+
+    return refused
 
 
 def _without_effect(name: str) -> Callable[[], None]:

@@ -42,7 +42,8 @@ export @ runner.export.receivers:
     ServingInputReceiver TensorServingInputReceiver build_parsing_serving_input_receiver_fn
     build_raw_serving_input_receiver_fn
 experimental @ runner.export.receivers: build_raw_supervised_input_receiver_fn
-export @ runner.export.outputs: ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput
+export @ runner.tf_private.v1:export_outputs:
+    ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput
 . @ runner.classic.heads.base: Head
 . @ runner.classic.heads.classification: BinaryClassHead MultiClassHead
 . @ runner.classic.heads.multi_head: MultiHead

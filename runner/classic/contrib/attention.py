@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from runner.tf_private import tf_estimator
+from runner.tf_private.tf_estimator import size_of, static_size
 
 v1 = tf.compat.v1
 rnn_cell: Any = tf_estimator.legacy_keras("rnn_cell")
@@ -41,7 +42,8 @@ class AttentionMechanism(abc.ABC):
         self._mask = None
         if memory_sequence_length is not None:
             self._mask = tf.sequence_mask(memory_sequence_length, tf.shape(memory)[1])
-            memory *= tf.cast(tf.reshape(self._mask, [*tf.unstack(tf.shape(self._mask)), 1]), memory.dtype)
+            ones = tf.ones([tf.rank(memory) - 2], tf.int32)
+            memory *= tf.cast(tf.reshape(self._mask, tf.concat([tf.shape(self._mask), ones], 0)), memory.dtype)
         self._num_units, self._probability_fn = num_units, probability_fn or tf.nn.softmax
         self._mask_value = float("-inf") if score_mask_value is None else score_mask_value
         self.memory_layer = layers.Dense(num_units, name="memory_layer", use_bias=False)
@@ -50,7 +52,7 @@ class AttentionMechanism(abc.ABC):
     @property
     def alignments_size(self) -> Any:
         """The number of steps of the memory."""
-        return self.keys.shape[1] if self.keys.shape[1] is not None else tf.shape(self.keys)[1]
+        return size_of(self.keys, 1)
 
     @property
     def state_size(self) -> Any:
@@ -203,12 +205,15 @@ class AttentionWrapper(rnn_cell.RNNCell):
         self._is_multi = isinstance(attention_mechanism, list | tuple)
         self._mechanisms: Sequence[Any] = attention_mechanism if self._is_multi else (attention_mechanism,)
         self._layers = self._attention_layers(attention_layer_size, attention_layer)
-        sizes = [mechanism.values.shape[-1] for mechanism in self._mechanisms]
+        sizes: list[Any] = [static_size(mechanism.values, -1) for mechanism in self._mechanisms]
         if attention_layer_size is not None:
             sizes = [layer.units for layer in self._layers]
         elif attention_layer is not None:
-            sizes = [layer.compute_output_shape([None, size + cell.output_size])[-1]
-                     for layer, size in zip(self._layers, sizes, strict=True)]  # fmt: skip
+            shapes = [
+                layer.compute_output_shape([None, size + cell.output_size])
+                for layer, size in zip(self._layers, sizes, strict=True)
+            ]
+            sizes = [static_size(tf.TensorShape(shape), -1) for shape in shapes]
         self._attention_size = sum(sizes)
         self._cell, self._has_history = cell, alignment_history
         self._cell_input_fn = cell_input_fn or (lambda inputs, attention: tf.concat([inputs, attention], -1))

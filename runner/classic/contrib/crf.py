@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.tf_private.tf_estimator import size_of, static_size
+
 v1 = tf.compat.v1
 
 
@@ -38,7 +40,7 @@ def crf_sequence_score(inputs: tf.Tensor, tag_indices: Any, sequence_lengths: An
 
 def crf_log_norm(inputs: tf.Tensor, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
     """Return log(sum(exp(score))) over all possible sequences of tags, float `[batch]`, by the forward algorithm."""
-    lengths = tf.cast(sequence_lengths, tf.int32)
+    lengths = tf.reshape(tf.cast(sequence_lengths, tf.int32), [-1])
 
     def step(time: tf.Tensor, alphas: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         new = inputs[:, time] + tf.reduce_logsumexp(alphas[:, :, None] + transition_params, 1)
@@ -60,7 +62,7 @@ def crf_log_likelihood(
       sequence_lengths: integers `[batch]`.
       transition_params: float `[tags, tags]`; None: the variable `transitions` of the current scope.
     """
-    num_tags = inputs.shape[2]
+    num_tags = static_size(inputs, 2)
     if transition_params is None:
         transition_params = v1.get_variable("transitions", [num_tags, num_tags])
     score = crf_sequence_score(inputs, tag_indices, sequence_lengths, transition_params)
@@ -72,9 +74,9 @@ def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: A
 
     Uses the Viterbi algorithm.
     """
-    lengths = tf.maximum(tf.cast(sequence_length, tf.int32), 1)
-    num_steps, num_tags = tf.shape(potentials)[1], potentials.shape[2]
-    stay = tf.broadcast_to(tf.range(num_tags), tf.shape(potentials[:, 0]))
+    lengths = tf.maximum(tf.reshape(tf.cast(sequence_length, tf.int32), [-1]), 1)
+    num_steps = tf.shape(potentials)[1]
+    stay = tf.broadcast_to(tf.range(size_of(potentials, 2)), tf.shape(potentials[:, 0]))
 
     def forward(time: tf.Tensor, scores: tf.Tensor, back: tf.TensorArray) -> tuple[Any, Any, Any]:
         through = scores[:, :, None] + transition_params

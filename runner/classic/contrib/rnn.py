@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private import tf_estimator
+from runner.tf_private.tf_estimator import static_size
 
 v1 = tf.compat.v1
 rnn_cell: Any = tf_estimator.legacy_keras("rnn_cell")
@@ -84,7 +85,7 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
 
     def _norm(self, inputs: tf.Tensor, scope: str) -> tf.Tensor:
         with v1.variable_scope(scope):
-            shape = inputs.shape[-1:]
+            shape = [static_size(inputs, -1)]
             gamma = v1.get_variable("gamma", shape, inputs.dtype, v1.constant_initializer(self._gain))
             beta = v1.get_variable("beta", shape, inputs.dtype, v1.constant_initializer(self._shift))
         mean, variance = tf.nn.moments(inputs, [-1], keepdims=True)
@@ -94,7 +95,7 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
         """Return (output `[batch, num_units]`, state): one step of the cell on float `inputs`, `[batch, inputs]`."""
         c, h = state
         joined = tf.concat([inputs, h], 1)
-        kernel = v1.get_variable("kernel", [joined.shape[-1], 4 * self._num_units], joined.dtype)
+        kernel = v1.get_variable("kernel", [static_size(joined, -1), 4 * self._num_units], joined.dtype)
         gates = tf.matmul(joined, kernel)
         if not self._layer_norm:
             # As in TensorFlow 1.15, the bias is initialized like the kernel, not with zeros.
@@ -200,12 +201,18 @@ class LSTMBlockFusedCell(_OfWholeSequence):
 
     def _weights(self, inputs: tf.Tensor) -> dict[str, Any]:
         units, kind = self._num_units, inputs.dtype
-        shape = [inputs.shape[-1] + units, 4 * units]
-        made = {"w": v1.get_variable("kernel", shape, kind)}
+        made = {"w": v1.get_variable("kernel", [_known_size(inputs) + units, 4 * units], kind)}
         made["b"] = v1.get_variable("bias", [4 * units], kind, v1.zeros_initializer())
         for key, name in (("wci", "w_i_diag"), ("wcf", "w_f_diag"), ("wco", "w_o_diag")):
             made[key] = v1.get_variable(name, [units], kind) if self._use_peephole else tf.zeros([units], kind)
         return made
+
+
+def _known_size(inputs: tf.Tensor) -> int:
+    size = static_size(inputs, -1)
+    if size is None:
+        raise ValueError(f"Expected inputs.shape[-1] to be known, saw shape: {inputs.shape}")
+    return size
 
 
 class FusedRNNCellAdaptor(_OfWholeSequence):

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from runner.tf_private.tf_estimator import size_of
+
 v1 = tf.compat.v1
 
 
@@ -385,7 +387,7 @@ def dynamic_decode(
         )
         stacked = [array.stack() for array in tf.nest.flatten(arrays)]
         for one, shape in zip(stacked, shapes, strict=True):
-            one.set_shape([None, *shape])
+            one.set_shape(tf.TensorShape([None]).concatenate(shape))
         outputs = tf.nest.pack_sequence_as(decoder.output_dtype, stacked)
         outputs, state = decoder.finalize(outputs, state, lengths)
         if not output_time_major:
@@ -397,12 +399,17 @@ def _kept(finished: tf.Tensor, old: Any, new: Any) -> Any:
     """Return `old` for finished sequences and `new` for others; for scalars and TensorArrays always `new`."""
     if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
         return new
-    return tf.where(tf.reshape(finished, [-1] + [1] * (new.shape.rank - 1)), old, new)
+    ones = tf.ones([tf.rank(new) - 1], tf.int32)
+    return tf.where(tf.reshape(finished, tf.concat([[-1], ones], 0)), old, new)
 
 
 def _swapped(tensor: tf.Tensor) -> tf.Tensor:
     rank = tensor.shape.rank
-    return tensor if rank is not None and rank < 2 else tf.transpose(tensor, [1, 0, *range(2, rank or 2)])
+    if rank is None:
+        return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
+    if rank < 2:
+        return tensor
+    return tf.transpose(tensor, [1, 0, *range(2, rank)])
 
 
 # --- beam search ------------------------------------------------------------------------------------------------------
@@ -506,7 +513,7 @@ class BeamSearchDecoder(Decoder):
             return one
         rest = tf.shape(one)[1:]
         divided = tf.reshape(one, tf.concat([[self.batch_size, self._beam_width], rest], 0))
-        divided.set_shape([None, self._beam_width, *one.shape[1:]])
+        divided.set_shape(tf.TensorShape([None, self._beam_width]).concatenate(one.shape[1:]))
         return divided
 
     @staticmethod
@@ -514,7 +521,7 @@ class BeamSearchDecoder(Decoder):
         if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
             return one
         joined = tf.reshape(one, tf.concat([[-1], tf.shape(one)[2:]], 0))
-        joined.set_shape([None, *one.shape[2:]])
+        joined.set_shape(tf.TensorShape([None]).concatenate(one.shape[2:]))
         return joined
 
     def step(self, time: Any, inputs: Any, state: Any, name: str | None = None) -> tuple[Any, Any, Any, Any]:
@@ -537,7 +544,8 @@ class BeamSearchDecoder(Decoder):
           cell_state: state of the cell after this step, `[batch, beam, ...]`.
           state: state of the beam search before this step.
         """
-        num_ids, kind = logits.shape[-1], logits.dtype
+        num_ids = size_of(logits, -1)
+        kind = logits.dtype
         is_end = tf.one_hot(self._end_token, num_ids, True, False)
         # A finished sequence can only continue with the end token, at log-probability 0.
         after_end = tf.where(is_end, tf.zeros([num_ids], kind), tf.fill([num_ids], kind.min))
@@ -552,7 +560,7 @@ class BeamSearchDecoder(Decoder):
         was_finished = tf.gather(state.finished, parents, batch_dims=1)
 
         def of_parents(one: Any) -> Any:
-            is_whole = isinstance(one, tf.TensorArray) or one.shape.rank < 2
+            is_whole = isinstance(one, tf.TensorArray) or one.shape.rank in (0, 1)
             return one if is_whole else tf.gather(one, parents, batch_dims=1)
 
         following = BeamSearchDecoderState(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from runner.programs.batch_losses import WholeBatch
 from runner.tf_private.feature_columns import dense_tensor
+from runner.tf_private.tf_estimator import static_size
 
 v1 = tf.compat.v1
 _WHOLE = WholeBatch()
@@ -111,11 +112,12 @@ def checked_logits(logits: Any, dimension: int) -> tf.Tensor:
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
     rank = logits.shape.rank
-    if rank is not None and (rank < 2 or logits.shape[-1] not in (None, dimension)):
+    size = static_size(logits, -1)
+    if rank is not None and (rank < 2 or size not in (None, dimension)):
         raise ValueError(
             f"logits have the shape {logits.shape}; this head takes [batch, ..., {dimension}] (its logits_dimension)."
         )
-    if rank is not None and logits.shape[-1] is not None:
+    if size is not None:
         return logits
     right = tf.equal(tf.shape(logits)[-1], dimension)
     message = f"this head takes logits of the shape [batch, ..., {dimension}], but got:"

@@ -11,6 +11,7 @@ from runner.classic import summaries
 from runner.classic.heads import base, checks, metrics
 from runner.export.outputs import PredictOutput
 from runner.model_fn import ModeKeys
+from runner.tf_private.tf_estimator import static_size
 
 
 class MultiHead(base.Head):
@@ -143,7 +144,7 @@ class MultiHead(base.Head):
             return self._of_heads("logits", logits)
         logits = tf.convert_to_tensor(logits)
         sizes = [head.logits_dimension for head in self._heads.values()]
-        if logits.shape.rank is not None and logits.shape[-1] not in (None, sum(sizes)):
+        if static_size(logits, -1) not in (None, sum(sizes)):
             raise ValueError(
                 f"MultiHead: logits have the shape {logits.shape}; the last axis must have the size of all heads, "
                 f"{' + '.join(map(str, sizes))} = {sum(sizes)}."

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private import feature_columns
+from runner.tf_private.tf_estimator import static_size
 
 v1 = tf.compat.v1
 
@@ -109,7 +110,7 @@ def dense(x: tf.Tensor, units: int, *, scope: str, activation: Callable[[tf.Tens
       scope: the variables are `<scope>/kernel` and `<scope>/bias`.
       activation: applied to the output; None: no activation.
     """
-    kernel = variable(f"{scope}/kernel", [x.shape[-1], units], v1.glorot_uniform_initializer())
+    kernel = variable(f"{scope}/kernel", [static_size(x, -1), units], v1.glorot_uniform_initializer())
     bias = variable(f"{scope}/bias", [units], v1.zeros_initializer())
     y = tf.nn.bias_add(tf.matmul(x, kernel), bias)
     return y if activation is None else activation(y)
@@ -124,7 +125,7 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
       training: normalize by the mean and variance of the batch; False: by the moving averages, without updates.
       momentum: share of the old value in a moving average.
     """
-    size = [x.shape[-1]]
+    size = [static_size(x, -1)]
     gamma = tf.convert_to_tensor(variable(f"{scope}/gamma", size, v1.ones_initializer()))
     beta = tf.convert_to_tensor(variable(f"{scope}/beta", size, v1.zeros_initializer()))
     with divided_by(None):

@@ -164,7 +164,9 @@ def _add_code(sides: Sequence[Side]) -> None:
 def _rows(section: str, sides: Sequence[Side]) -> list[list[Any]]:
     """Return (name, value of each side) of what is not the same in all sides in which the section is known."""
     known = [side.facts[section] for side in sides if section in side.facts]
-    names = dict.fromkeys(name for facts in known for name in facts)
+    names: dict[str, None] = {}
+    for facts in known:
+        names |= dict.fromkeys(facts)
     rows = []
     for name in names:
         # As texts, because no NaN is equal to another.

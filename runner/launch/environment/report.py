@@ -191,8 +191,9 @@ def _cell(shown: Any, value: float | None = None, *, is_text: bool = False) -> s
       value: the number by which it is sorted; None: what it shows.
       is_text: it is a long text, which is broken into lines.
     """
-    is_number = value is not None or isinstance(shown, int | float)
-    kind = "number" if is_number else "text" if is_text else ""
+    kind = "text" if is_text else ""
+    if value is not None or isinstance(shown, int | float):
+        kind = "number"
     sorted_by = "" if value is None else f' data-value="{value!r}"'
     text = "" if shown is None else html.escape(str(shown))
     return f'<td class="{kind}"{sorted_by}>{text}</td>'
@@ -208,10 +209,11 @@ def _grid(pictures: Sequence[str]) -> str:
 def _pictures_of_curves(ranked: Sequence[FoundRun], metric: str) -> list[str]:
     """Return a picture of each metric that has curves: that of the ranking first, and the loss of training last."""
     curves = [read_metrics(run.folder) for run in ranked]
-    of_evaluations = [name for of_run in curves for name in of_run if is_of_evaluation(name)]
-    names = list(dict.fromkeys([metric, *of_evaluations]))[: MOST_CURVES - 1]
+    names = {metric: None}
+    for of_run in curves:
+        names |= {name: None for name in of_run if is_of_evaluation(name)}
     pictures = []
-    for name in [*names, "train/loss"]:
+    for name in [*list(names)[: MOST_CURVES - 1], "train/loss"]:
         if any(len(of_run.get(name, ())) > 1 for of_run in curves):
             pictures.append(_picture_of_curves(ranked, curves, name))
     return pictures
@@ -263,11 +265,14 @@ def _names_of(runs: Sequence[FoundRun]) -> list[str]:
 def _pictures_of_settings(ranked: Sequence[FoundRun], metric: str, without: Sequence[str]) -> list[str]:
     """Return a picture of each setting that varies, but for those `without`, with a point for each run."""
     of_runs = []
-    for settings in varied_settings(ranked, without):
-        of_runs.append(dict(text.lstrip("+").split("=", 1) for text in settings if "=" in text))
+    for typed in varied_settings(ranked, without):
+        of_runs.append(dict(text.lstrip("+").split("=", 1) for text in typed if "=" in text))
     values = [finite(run, metric) for run in ranked]
+    keys: dict[str, None] = {}
+    for settings in of_runs:
+        keys |= dict.fromkeys(settings)
     pictures = []
-    for key in list(dict.fromkeys(key for settings in of_runs for key in settings))[:MOST_SETTINGS]:
+    for key in list(keys)[:MOST_SETTINGS]:
         pictures.append(_picture_of_setting(key, [settings.get(key, "-") for settings in of_runs], metric, values))
     return pictures
 

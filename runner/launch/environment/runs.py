@@ -6,6 +6,7 @@ import fnmatch
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -184,5 +185,10 @@ def varied_settings(runs: Iterable[FoundRun], without: Sequence[str] = ()) -> li
     typed = []
     for run in runs:
         typed.append([text for text in run.overrides if text.lstrip("+").partition("=")[0] not in without])
-    common = set.intersection(*map(set, typed)) if typed else set()
-    return [[text for text in of_run if text not in common] for of_run in typed]
+    numbers: Counter[str] = Counter()
+    for of_run in typed:
+        numbers.update(set(of_run))
+    varied = []
+    for of_run in typed:
+        varied.append([text for text in of_run if numbers[text] < len(typed)])
+    return varied

@@ -216,7 +216,9 @@ def test_example_of_the_distribution_strategy_guide_runs_as_a_script(tmp_path: P
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr
     result, variables, predicted, keras = ran.stdout.splitlines()
-    assert result == "{'loss': 0.0, 'global_step': 50}"  # 100 batches, each step takes one for each of two replicas
+    assert (
+        result == "{'loss': np.float32(0.0), 'global_step': np.int64(50)}"
+    )  # 100 batches, each step takes one for each of two replicas
     assert variables == "['dense/bias', 'dense/kernel', 'global_step']"
     assert predicted == "{'logits': array([1.], dtype=float32)}"
     assert keras.startswith("tf_keras.src.layers") and keras.endswith("tensorflow.keras.estimator")
