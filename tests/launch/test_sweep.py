@@ -226,7 +226,7 @@ while len(list(model_dir.parents[2].glob("*.devices"))) < {jobs}:
     time.sleep(0.01)
 finish()
 """
-"""Code of a task that writes what it sees, and waits until so many jobs have: else one may end before another begins."""
+"""Code of a task that writes what it sees, and waits until so many jobs have: one might end before another begins."""
 
 
 @pytest.mark.parametrize(
