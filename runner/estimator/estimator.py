@@ -222,6 +222,7 @@ class Estimator:
             self.collectives.part()
             return None
         hooks, saving_listeners = checked("hook", hooks), checked("listener", saving_listeners)
+        self.collectives.tell_waits(self._context.journal.waited)  # until the first step
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
         # Restore: the setup has a model with its values, and an input at its position.
         setup = self._train_setups.build(input_fn, hooks, latest, max_epochs, reads_again=not (once and to_its_end))
@@ -229,6 +230,7 @@ class Estimator:
             more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
             self.collectives.part()
+            self.collectives.tell_waits(None)
             return None
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
         checkpoints = RunCheckpoints(self._context, setup, saving_listeners, self._on_written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import logging
@@ -16,12 +17,13 @@ from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
 from runner.model_log import StepLog
-from runner.programs.train_loop import NO_RECORDS, LoopResult, Outputs, Schedule
+from runner.programs.train_loop import NO_RECORDS, TIMES, LoopResult, Outputs, Schedule
 from runner.programs.train_scalars import RESERVED, WINDOW, TrainWindow, over_workers
 from runner.system.console import Epochs, LoopReport
 from runner.tracking import tensorboard
 from runner.tracking.artifacts import current
 from runner.tracking.provenance import imported_files
+from runner.tracking.workers import STEP_TIMES, WORKER_STEPS
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -52,6 +54,9 @@ class TrainLog:
         offset = self._first_step + 1 if self._config.summaries_from_first_step else 0
         self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
         self._summary_every, self._metrics_every = Every(), Every()
+        self._steps_of_workers = collections.Counter[str]()  # since the last line about them
+        self._times: list[np.ndarray] = []  # of the loops since the last line about them
+        self._times_secs = 0.0
         self._scalars = setup.program.scalars
         self._summary_keys: Sequence[str] = []
         self._has_said_too_large = False
@@ -158,8 +163,12 @@ class TrainLog:
             last = max(points)
             self.recorded = last, dict(points[last])
         if result.first_step == self._first_step + 1:  # note when the start of the run was over
+            self._context.collectives.tell_waits(None)
+            self._context.journal.note_waits()
             # By now the input function has been called, which may import modules, too.
-            self._context.journal.event("first_step", step=result.first_step, files=imported_files())
+            secs = round(result.secs, 4)
+            self._context.journal.event("first_step", step=result.first_step, secs=secs, files=imported_files())
+        self._note_times(result, taken)
         if not self._config.is_chief:
             return
         if logs_speed or not self._speed:
@@ -177,6 +186,38 @@ class TrainLog:
         loss = float(result.losses[-1])
         shown = {**self._shown(taken), **self.of_hooks.shown}
         self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
+
+    def _note_times(self, result: StepResult, taken: LoopResult) -> None:
+        """Write what this worker itself took for the steps since the last line, at multiples of the log's cadence; of
+        a coordinator of parameter servers, how many of them each worker took.
+        """
+        for worker, steps in taken.steps_of_workers.items():
+            self._steps_of_workers[f"worker:{worker}"] += steps
+        is_first = result.first_step == self._first_step + 1  # that loop also traces
+        if TIMES in taken.values and not is_first:
+            self._times.append(taken.values[TIMES])
+            self._times_secs += result.secs
+        every = Every(self._config.log_step_count_steps or None)
+        if not every.due(result.first_step - 1, result.last_step):
+            return
+        if self._steps_of_workers:
+            self._context.journal.event(WORKER_STEPS, step=result.last_step, steps=dict(self._steps_of_workers))
+            self._steps_of_workers.clear()
+        if not self._times:
+            return
+        times = np.concatenate(self._times)
+        input_secs, compute_secs = np.mean(times, axis=0).tolist()
+        num_steps = len(times)
+        self._context.journal.event(
+            STEP_TIMES,
+            step=result.last_step,
+            steps=num_steps,
+            secs=round(self._times_secs / num_steps, 7),
+            input=round(input_secs, 7),
+            compute=round(compute_secs, 7),
+        )
+        self._times = []
+        self._times_secs = 0.0
 
     def _note_points(self, points: Mapping[int, Mapping[str, float]], speed: Mapping[str, float]) -> None:
         """Write the points of a loop to the journal; the last of them has its speed."""

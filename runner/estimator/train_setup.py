@@ -189,13 +189,13 @@ class TrainSetupBuilder:
         function, is read from the beginning. An endless input continues, because otherwise the same examples would come
         again.
         """
-        with self._context.journal.phase("build"):
+        with self._context.journal.phase("input"):
             model = self._models.for_training
             pipeline = self._models.build_pipeline(input_fn, ModeKeys.TRAIN, model, max_epochs)
         is_same = pipeline.function is self._last_function
         continues = self._last_function is None or (is_same and pipeline.remaining_steps() == math.inf)
         if checkpoint is None or not continues:
-            with self._context.journal.phase("build"):
+            with self._context.journal.phase("input"):
                 return TrainInput.open(pipeline)
         with self._context.journal.phase("restore"):
             return TrainInput.open(pipeline, checkpoint, resumed.get("input"))

@@ -67,6 +67,15 @@ from runner.tracking.summary import (
     write_summary,
 )
 from runner.tracking.tracker import exported_models
+from runner.tracking.workers import (
+    LISTED_STARTS,
+    Launch,
+    slowest_first,
+    slowest_start,
+    starts_of,
+    step_times_of,
+    steps_of_workers,
+)
 
 _OF_MICRO_BATCHES = ("input.train.batch_size", "strategy", "cluster.num_workers")
 """Keys that decide how many examples each replica has of a batch."""
@@ -115,6 +124,11 @@ def run(
     Raises:
       ConfigError: another process is using the model_dir.
     """
+    member = member or Member()
+    launch = Launch()
+    is_whole_command = member.parent is None and member.starter is None
+    if is_whole_command:
+        launch.began = psutil.Process().create_time()
     env = model_source.environment(config.model, env)
     if config.strategy.name in schema.CLUSTER_STRATEGIES and not config.is_cluster:
         say(f"command={config.command} runs in one process, without strategy={config.strategy.name}.")
@@ -127,12 +141,12 @@ def run(
             if detected.has_evaluator and config.command == "train_and_evaluate":  # started from outside
                 config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
     with StopRequests() if stops is None else nullcontext(stops) as requests:
-        supervisor = Supervisor(config, env, argv, requests, member or Member(), place, notes or {})
+        supervisor = Supervisor(config, env, argv, requests, member, place, notes or {}, launch)
         try:
             if config.command in schema.UNRECORDED_COMMANDS:
                 return supervisor.run_unrecorded()
             if place is not None and not place.is_chief:
-                code = WorkerSupervisor(config, place, env, requests).run()
+                code = WorkerSupervisor(config, place, env, requests, launch).run()
                 return outcome_of(code, bool(requests.came), {})
             return supervisor.run()
         except OSError as error:
@@ -152,6 +166,7 @@ class Supervisor:
     Attributes:
       place: the chief's place in a cluster whose tasks were started from outside; None: all tasks are started here.
       config, env, argv, stops, member, notes: as in `run`.
+      launch: when the command began.
     """
 
     config: Config
@@ -161,6 +176,7 @@ class Supervisor:
     member: Member
     place: Cluster | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
+    launch: Launch = field(default_factory=Launch)
     record: RunRecord = field(default_factory=RunRecord, init=False)
     folder: HeldFolder = field(init=False)
     _earlier_files: start_files.EarlierFiles | None = field(default=None, init=False)
@@ -221,7 +237,7 @@ class Supervisor:
                 write_end_of_command(self.model_dir, self._summary_of(outcome))
         addresses = {} if change else shipping.addresses(self.model_dir)
         summary = {**self._summary_of(outcome), "addresses": addresses}
-        self._print(summary, outcome.code, change)
+        self._print(summary, outcome, change)
         outcome.facts["answer"] = {"model_dir": str(self.model_dir), **summary}
         return dataclasses.replace(outcome, error=summary["error"])
 
@@ -442,8 +458,9 @@ class Supervisor:
             secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
             rendezvous = LeaderRendezvous(self.model_dir, self.place, secs, has_evaluator=has_evaluator, lost=lost)
         return RestartingGang(
-            config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous, self.member.starter
-        )
+            config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous, self.member.starter,
+            self.launch,
+        )  # fmt: skip
 
     # --- the tasks ----------------------------------------------------------------------------------------------------
 
@@ -496,6 +513,10 @@ class Supervisor:
             tried = ", ".join(map(str, numbers))
             outcome.error = f"{outcome.error} (tried train.gradient_accumulation={tried})"
         restarts = tasks.restarts
+        if self.trains:
+            outcome.facts["starts"] = starts_of(journals)
+            outcome.facts["step_times"] = step_times_of(journals)
+            outcome.facts["worker_steps"] = steps_of_workers(journals)
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
         return outcome
 
@@ -566,6 +587,10 @@ class Supervisor:
         if summary["restarts"]:
             names += ["restarts", "last_restart"]
         tags = {name: str(facts[name]) for name in names if facts[name] is not None}
+        starts = outcome.facts.get("starts", {})
+        for task in slowest_first(starts)[:LISTED_STARTS]:
+            name = task.replace(":", "-")
+            tags[f"start.{name}"] = str(starts[task])
         return tags | self._found_accumulation()
 
     def _found_accumulation(self) -> dict[str, str]:
@@ -604,7 +629,8 @@ class Supervisor:
         parts = str(self.config.model.fn).split(".")
         return parts[-2] if parts[-1] == "model_fn" and len(parts) > 1 else parts[-1]
 
-    def _print(self, summary: Mapping[str, Any], code: int, change: str) -> None:
+    def _print(self, summary: Mapping[str, Any], outcome: Outcome, change: str) -> None:
+        code = outcome.code
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
         if not self.trains:
             shown |= {"steps_per_sec": None, "input_bound": None}  # those of the training that it reads
@@ -618,6 +644,8 @@ class Supervisor:
             shown["error"] = None
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
+        slowest = slowest_start(outcome.facts.get("starts", {}))
+        shown["slowest_start"] = str(slowest) if slowest is not None and slowest.is_told else None
         shown["lost_workers"] = _told_losses(summary)
         shown["found_accumulation"] = self._found_accumulation().get("gradient_accumulation")
         shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])

@@ -26,6 +26,7 @@ from runner.task.error_report import QUIET_ERRORS
 from runner.tracking.journal import Journals
 from runner.tracking.run_end import GENERATION, remove_ending
 from runner.tracking.run_record import FOUND_ACCUMULATION, RunRecord
+from runner.tracking.workers import RENDEZVOUS, Launch, StragglerWatch
 
 
 @dataclass
@@ -42,6 +43,7 @@ class RestartingGang:
       rendezvous: the supervisors of that cluster's other tasks; the base class if there are none.
       starter: starts the tasks of all jobs of a sweep, or of all runs of a Python session; None: this run has its own
         starter.
+      launch: what was done before the tasks of this start were started.
       tried: numbers of micro-batches with which a step ran out of memory.
     """
 
@@ -55,6 +57,7 @@ class RestartingGang:
     place: Cluster | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     starter: TaskStarter | None = None
+    launch: Launch = field(default_factory=Launch)
     tried: list[int] = field(default_factory=list, init=False)
 
     def run(self) -> GangResult:
@@ -66,6 +69,12 @@ class RestartingGang:
 
     def _run(self, tasks: list[Task], starter: TaskStarter) -> GangResult:
         journals = Journals(self.restarts.model_dir)
+        watch = StragglerWatch(self.restarts.model_dir, lambda text: say(f"{self.prefix}{text}"))
+
+        def look_around() -> GangResult | None:
+            watch.look()
+            return self.rendezvous.look()
+
         gang = Gang(
             start_timeout_secs=self.config.cluster.start_timeout_secs,
             freeze_secs=self.config.run.freeze_secs,
@@ -73,30 +82,34 @@ class RestartingGang:
             say=lambda text: say(f"{self.prefix}runner: {text}"),
             joined=lambda: journals.events("joined"),
             may_replace=lambda ending: self.restarts.allow(ending, alone=True),
-            look_around=self.rendezvous.look,
+            look_around=look_around,
         )
         trains = self.config.command in TRAINING_RUNS
         with self.stops.watch(gang, "saving a checkpoint" if trains else "nothing is saved"):
             while True:
                 starter.prepare(tasks)  # meanwhile the other supervisors join
                 record = self.record
-                failed = self.rendezvous.gather(record.generation, self.stops.came, record.gradient_accumulation)
+                with self.launch.phase(RENDEZVOUS):
+                    failed = self.rendezvous.gather(record.generation, self.stops.came, record.gradient_accumulation)
                 if failed is not None:
                     return failed
-                starter.wait(self.stops.came)
+                with self.launch.phase("import"):  # by the server, from which tasks are forked
+                    starter.wait(self.stops.came)
                 if self.stops.came:  # before any task was started; the result is that of a task that has taken no step
                     has_nothing = trains and latest_step(self.restarts.model_dir) is None
                     return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0].place)
                 if trains:
                     remove_ending(self.restarts.model_dir)
                 journals.mark()  # who joined in an earlier start has not joined in this one
-                ending = self.rendezvous.reason(gang.run(tasks, self.stops.came))
+                launched = [replace(task, env={**task.env, **self.launch.env}) for task in tasks]
+                ending = self.rendezvous.reason(gang.run(launched, self.stops.came))
                 if ending.code == INTERRUPTED:
                     # '' if the whole run was asked to stop. If a single task was asked, the task has noted that itself.
                     names = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
                     return replace(ending, reason=", ".join(sorted(names)))
                 if not self._goes_on(ending, journals):
                     return ending
+                self.launch.begin_again()
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
                 tasks = self._tasks()

@@ -10,7 +10,7 @@ import platform
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.config import schema
@@ -30,6 +30,7 @@ from runner.system.secret_names import LIST
 from runner.system.standard_streams import say
 from runner.tracking.backends.host_metrics import HostMetrics
 from runner.tracking.journal import Journals
+from runner.tracking.workers import RENDEZVOUS, Launch
 
 
 @dataclass
@@ -39,12 +40,14 @@ class WorkerSupervisor:
     Attributes:
       place: the place of its task.
       env: environment of the command, which the task inherits.
+      launch: what was done before the task of this start was started.
     """
 
     config: Config
     place: Cluster
     env: Mapping[str, str]
     stops: StopRequests
+    launch: Launch = field(default_factory=Launch)
 
     def run(self) -> int:
         """Follow the chief's supervisor until the run ends, and return the exit code.
@@ -113,14 +116,17 @@ class WorkerSupervisor:
         argv = task_group.task_argv(file)
         starter.prepare([Task(self.place, argv, task_group.task_env(self.env, self.place))])  # while the chief gathers
         with self.stops.watch(gang, "all tasks save a checkpoint"):
-            while rendezvous.wait_for_go(self.stops.came, forever=has_finished):
+            while self._is_to_start(rendezvous, forever=has_finished):
                 self._check_config(rendezvous, model_dir)
                 schema.save(self.config, file)
                 journals.mark()
-                starter.wait(self.stops.came)
+                with self.launch.phase("import"):
+                    starter.wait(self.stops.came)
                 number = rendezvous.gradient_accumulation
-                task = Task(self.place, argv, task_group.task_env(self.env, self.place, rendezvous.generation, number))
+                env = task_group.task_env(self.env, self.place, rendezvous.generation, number)
+                task = Task(self.place, argv, {**env, **self.launch.env})
                 ending = gang.run([task], self.stops.came)
+                self.launch.begin_again()
                 has_finished = ending.code == FINISHED
                 if has_finished:
                     rendezvous.tell("done")
@@ -142,6 +148,11 @@ class WorkerSupervisor:
             rendezvous.tell("stopped")
             return INTERRUPTED
         return rendezvous.code
+
+    def _is_to_start(self, rendezvous: FollowerRendezvous, *, forever: bool) -> bool:
+        """As `FollowerRendezvous.wait_for_go`."""
+        with self.launch.phase(RENDEZVOUS):
+            return rendezvous.wait_for_go(self.stops.came, forever=forever)
 
     def _check_config(self, rendezvous: FollowerRendezvous, model_dir: Path) -> None:
         """Check that this task has the chief's config, and use the seed that the chief drew.

@@ -5,6 +5,7 @@ One request is for a range of successive batches.
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import time
@@ -256,7 +257,12 @@ class RangeLoop:
             finite_first = np.argsort(~np.isfinite(losses), kind="stable")
             losses = losses[finite_first]
             examples = examples[finite_first]
-        return LoopResult(len(losses), losses, examples, outputs, ended, self._requests.repeated_steps)
+        steps_of = collections.Counter[int]()
+        for result in results:
+            if "worker" in result:  # else the element was sent with the request, which any worker took
+                steps_of[int(result["worker"])] += int(result["taken"])
+        repeated = self._requests.repeated_steps
+        return LoopResult(len(losses), losses, examples, outputs, ended, repeated, steps_of_workers=steps_of)
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 

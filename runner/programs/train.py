@@ -26,12 +26,12 @@ from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, 
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import Loop, Outputs, SplitLoop, Step
+from runner.programs.train_loop import TIMES, TIMES_SPEC, Loop, Outputs, SplitLoop, Step, now_after
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, StepSummaries, replica_scalars
 from runner.tf_private.optimizers import variables_of
 from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
-from runner.tracing.graph_operations import needed, operations
+from runner.tracing.graph_operations import needed, operations, sent_first
 from runner.tracing.metric_states import KeptMetrics, is_pair
 from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.trace_step import Replica
@@ -137,6 +137,8 @@ class TrainProgram(Program):
         """Report whether steps with summaries are taken inside loops, not between loops."""
         self.loops_in_graph = loop_type is None
         """Report whether a loop reads its iterator in a graph of this process."""
+        # A step of several programs (train.gradient_accumulation, precision, jit) begins with collectives of its own.
+        self._times_steps = meets_others and self.loops_in_graph and not self._is_cut
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
         """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
@@ -280,13 +282,30 @@ class TrainProgram(Program):
                 return {"loss": loss, **fetched.packed(values)}
 
             return Step(take_parts, specs)
-        function = self._kept(self.trace.function([losses, fetched.tensors], effects, feeds=request.feeds))
+        sent_at = self._sent_at([losses, fetched.tensors, effects])
+        if sent_at:
+            specs[TIMES] = TIMES_SPEC
+        function = self._kept(self.trace.function([losses, fetched.tensors, sent_at], effects, feeds=request.feeds))
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
-            losses, extra = function(*step_inputs(batches, global_count), *values)
-            return {"loss": tf.add_n(losses), **fetched.packed(extra)}
+            began = [now_after(global_count)] if sent_at else []
+            losses, extra, ended = function(*step_inputs(batches, global_count), *values)
+            outputs = {"loss": tf.add_n(losses), **fetched.packed(extra)}
+            if sent_at:
+                outputs[TIMES] = ended[0] - began[0]
+            return outputs
 
         return Step(take, specs)
+
+    def _sent_at(self, fetches: Sequence[Any]) -> list[tf.Tensor]:
+        """Return the time at which a step has computed all that it sends first, a scalar of the trace; [] if that is
+        not measured.
+        """
+        sent = sent_first(needed(self.trace.graph, operations(fetches))) if self._times_steps else []
+        if not sent:
+            return []
+        with self.trace.graph.as_default(), tf.control_dependencies(sent):
+            return [tf.timestamp()]
 
     def _examples(self, names: Sequence[str]) -> list[tf.Tensor]:
         """Return the tensors that native hooks fetch: the number of examples of each replica of this process, and then

@@ -13,14 +13,20 @@ import tensorflow as tf
 
 from runner.data.batch_groups import BatchGroups
 from runner.data.inputs import InputPipeline
-from runner.data.replica_batches import ReplicaBatch
+from runner.data.replica_batches import PerWorker, ReplicaBatch
 from runner.tf_private import graphs
 from runner.tracing import numeric_checks, xla
 
 Outputs = Mapping[str, Any]
 """What a step returns: `loss`, `metrics` if there are any; `scalars`, `protos` and `images` of a step with summaries;
-`fetches` of session hooks, and `examples` that native hooks fetch. Each is a tensor or a list of tensors; a name
+`fetches` of session hooks, `examples` that native hooks fetch, and TIMES. Each is a tensor or a list of tensors; a name
 without any is left out."""
+
+
+TIMES, TIMES_SPEC = "times", tf.TensorSpec([2], tf.float64)
+"""The output of a step of several processes that says what this one did itself: the seconds that it waited for its
+input, and those that it computed up to its first collectives. A step returns only the second; the loop adds the first.
+"""
 
 
 class Step(NamedTuple):
@@ -47,6 +53,7 @@ class LoopResult:
       data_ended: the input has no further element.
       records: for each step with summaries or fetches: (number of steps of this call before it, those outputs).
       repeated_steps: number of steps that a coordinator requested again because a worker was lost.
+      steps_of_workers: index of a worker -> number of these steps that it took for a coordinator, as far as known.
     """
 
     num_steps: int
@@ -56,6 +63,7 @@ class LoopResult:
     data_ended: bool
     repeated_steps: int = 0
     records: Sequence[tuple[int, Outputs]] = ()
+    steps_of_workers: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Schedule(NamedTuple):
@@ -148,6 +156,7 @@ class Loop:
     ) -> None:
         self._step, self._recorded, self._pipeline = step, recorded, pipeline
         self._stop_at_nan, self._in_groups = stop_at_nan, in_groups
+        self._is_timed = TIMES in step.specs
         # All iterations use the same key for a collective (TensorFlow 2.21). With train_op=, nothing in an iteration
         # waits for the previous one, so it could start the collective while it still runs; then workers hang.
         self._parallel_iterations = 1 if meets_others else 10
@@ -269,6 +278,8 @@ class Loop:
         def body(taken: tf.Tensor, goes_on: tf.Tensor, *arrays: Any) -> State:
             del goes_on
             iterator = source.elements_of(taken)
+            # Nothing but timestamps is added to the step, and no number depends on one.
+            began = [tf.timestamp()] if self._is_timed else []
 
             def at_end() -> State:
                 return (taken, tf.constant(False), *arrays)
@@ -277,9 +288,14 @@ class Loop:
                 # Once in a loop: in each step of a tiny model it took 4 % of the time.
                 self._pipeline.stream.note(element, when=taken == 0)
                 batches, count = division.replica_batches(element, iterator)
+                # The sum over workers that counts the examples waits for the others' input.
+                own = batches if isinstance(division, PerWorker) else (batches, count)
+                waited = [now_after(own) - time for time in began]
 
                 def take() -> State:
                     outputs = {**step.take(batches, count, values), "num_examples": count}
+                    if waited:
+                        outputs[TIMES] = tf.stack([*waited, outputs[TIMES]])
                     fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
                     written = [written_at(*each, outputs) for each in zip((taken, *places), arrays, strict=True)]
                     return (taken + 1, fine, *written)
@@ -287,11 +303,18 @@ class Loop:
                 return tf.cond(count > 0, take, at_end) if division.ends_together else take()
 
             if not source.may_end or division.ends_together:
-                return on(next(iterator))
-            element = iterator.get_next_as_optional()
+                with tf.control_dependencies(began):
+                    element = next(iterator)
+                return on(element)
+            with tf.control_dependencies(began):
+                element = iterator.get_next_as_optional()
             return tf.cond(element.has_value(), lambda: on(element.get_value()), at_end)
 
         return body
+
+
+_OF_EACH_STEP = ("metrics", TIMES)
+"""Outputs that each step has, with or without summaries and fetches."""
 
 
 class SplitLoop:
@@ -318,19 +341,30 @@ class SplitLoop:
             if parts[0].num_steps < before or not is_fine:
                 return parts[0]
         last = self._last(iterator, plan._replace(number=min(plan.number, 1)))
-        own = {name: value for name, value in last.values.items() if name != "metrics"}
+        own = {name: value for name, value in last.values.items() if name not in _OF_EACH_STEP}
         records = [(before, tf.nest.map_structure(operator.itemgetter(0), own))] if last.num_steps else []
         parts.append(last)
-        metrics = [part.values["metrics"] for part in parts if part.num_steps and "metrics" in part.values]
+        values: dict[str, Any] = {}
+        for name in _OF_EACH_STEP:
+            found = [part.values[name] for part in parts if part.num_steps and name in part.values]
+            if found:
+                values[name] = np.concatenate(found)
         return LoopResult(
             sum(part.num_steps for part in parts),
             np.concatenate([part.losses for part in parts]),
             np.concatenate([part.examples for part in parts]),
-            {"metrics": np.concatenate(metrics)} if metrics else {},
+            values,
             last.data_ended,
             sum(part.repeated_steps for part in parts),
             records,
         )
+
+
+def now_after(values: Any) -> tf.Tensor:
+    """Return the time at which all of `values` are there, in the graph: float64 scalar, seconds."""
+    tensors = [value for value in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(value)]
+    with tf.control_dependencies(tensors):
+        return tf.timestamp()
 
 
 def _while_before(end: tf.Tensor, body: Callable[..., State], state: State, parallel_iterations: int = 1) -> State:

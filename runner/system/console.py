@@ -508,6 +508,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("train.gradient_accumulation", summary.get("found_accumulation")),
         ("input-bound", _input_bound(summary.get("input_bound"))),
         ("time", ", ".join(f"{name} {_format_short(secs)}" for name, secs in phases.items())),
+        ("slowest start", summary.get("slowest_start")),
         ("strategy", None if replicas is None else strategy),
         ("devices", summary.get("devices")),
         *((name, summary.get(name)) for name in ("checkpoint", "predictions", "exports", "mlflow_run_id")),

@@ -157,7 +157,7 @@ def _functions_and_run_config(
     # TensorFlow 2.21 requires that collective ops are configured at program startup: before a module uses a device.
     configure_tensorflow(config.run)
     journal.event("joining")
-    with kept_local(cluster):
+    with journal.phase("rendezvous"), kept_local(cluster):
         run_config = build_run_config(config, cluster)
     journal.event("joined")
     check_min_workers(config, run_config.num_replicas_in_sync // cluster.num_workers)

@@ -108,7 +108,7 @@ def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
     """Run a parameter server, or a worker of a parameter-server run."""
     configure_devices(config.run)
     context.journal.event("joining")
-    with kept_local(context.cluster):
+    with context.journal.phase("rendezvous"), kept_local(context.cluster):
         server = start_server(context.cluster)
     context.journal.event("joined")
     with preemption.watched(config, context.stop):

@@ -54,6 +54,7 @@ from runner.tracking.artifacts import Artifacts, keeping
 from runner.tracking.journal import Journal, NullJournal, journal_path
 from runner.tracking.run_lock import only_task_in
 from runner.tracking.run_record import FOUND_ACCUMULATION
+from runner.tracking.workers import Launch
 
 BuildStop = Callable[[Journal], StopRequest]
 
@@ -157,7 +158,9 @@ def _run(
             said_logs(config.run.log_level, progress, is_quiet=progress_mode == "off"),
             keeping(kept) if recorded else nullcontext(),
         ):
-            journal.event("started", pid=os.getpid(), command=config.command)
+            launch = Launch.of_task({} if goes_on else os.environ)  # run inline, no supervisor has started this process
+            journal.event("started", pid=os.getpid(), command=config.command, began=launch.began)
+            started -= launch.note(journal)
             user_mlflow.watch_import(config, cluster, journal)
             commands = _import_commands(config, journal)
             result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))

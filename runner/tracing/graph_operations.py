@@ -80,6 +80,26 @@ def needed(
     return [operation for operation in graph.get_operations() if operation in running]
 
 
+def sent_first(running: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Return the operations whose results other processes get before anything of theirs is needed here: the inputs of
+    those collectives that depend on no other one.
+
+    Args:
+      running: operations in program order.
+    """
+    after_one: set[tf.Operation] = set()  # collectives, and what depends on them
+    sent = []
+    for operation in running:
+        before = [tensor.op for tensor in operation.inputs]
+        is_late = not after_one.isdisjoint(before)
+        is_collective = operation.type.startswith("Collective")
+        if is_collective and not is_late:
+            sent.append(before[0])
+        if is_collective or is_late:
+            after_one.add(operation)
+    return list(dict.fromkeys(sent))
+
+
 def handles(variable: Any, replica: int | None = None) -> list[Any]:
     """Return the handles of a variable, one for each copy or part; with `replica`, only that of this local replica."""
     copies = copies_of(variable)

@@ -71,7 +71,7 @@ class Journal:
         self.phases: dict[str, float] = {}
         self._show_phase = show_phase
         self._clock, self._timer = clock, timer
-        self._inner_secs = 0.0
+        self._inner_secs = self._waited_secs = 0.0
         self._lock = threading.Lock()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, and appended by the system: a line is in the file when `write` returns, and overwrites none.
@@ -107,6 +107,17 @@ class Journal:
             secs = self._timer() - started
             self.took(name, secs - self._inner_secs)
             self._inner_secs = outer + secs
+
+    def waited(self, secs: float) -> None:
+        """Count seconds in which this process waited for others; they belong to no phase but `waiting`."""
+        self._inner_secs += secs
+        self._waited_secs += secs
+
+    def note_waits(self) -> None:
+        """Write what was counted as the phase `waiting`, if anything was."""
+        if self._waited_secs:
+            self.took("waiting", self._waited_secs)
+        self._waited_secs = 0.0
 
     def took(self, name: str, secs: float) -> None:
         """Write the seconds of a phase that was measured elsewhere."""
@@ -161,7 +172,7 @@ class NullJournal(Journal):
     def __init__(self, show_phase: ShowPhase = contextlib.nullcontext) -> None:
         self.phases = {}
         self._show_phase = show_phase
-        self._timer, self._inner_secs = time.perf_counter, 0.0
+        self._timer, self._inner_secs, self._waited_secs = time.perf_counter, 0.0, 0.0
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...
 
@@ -287,6 +298,11 @@ class Journals:
         """Skip the existing lines from now on."""
         self.sizes = {path.name: path.stat().st_size for path in journals_in(self.model_dir)}
         return self
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the processes that have a journal."""
+        return [task_of(path) for path in journals_in(self.model_dir)]
 
     def events_of(self, task: str = "chief") -> list[dict[str, Any]]:
         """Return the events (not metrics) of a task, by its name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.files import read_json, write_json
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
+from runner.tracking.workers import Start, slowest_start, step_times_summary
 
 SUMMARY_FILE = "summary.json"
 
 _TYPES = {
-    "metrics": dict, "phases": dict, "exports": list, "unread_params": list, "checkpoint": str, "status": str,
-    "global_step": int, "command": str, "error": str,
+    "metrics": dict, "phases": dict, "starts": dict, "exports": list, "unread_params": list, "checkpoint": str,
+    "status": str, "global_step": int, "command": str, "error": str,
     "settings_id": str, "seed": int,
 }  # fmt: skip
 
@@ -115,6 +116,8 @@ def summary_of(
       settings_id: what it has in common with runs that repeat it; None: not known.
     """
     facts = outcome.facts
+    starts: Mapping[str, Start] = facts.get("starts", {})
+    slowest = slowest_start(starts)
     return {
         "command": config.command,
         "status": outcome.status,
@@ -123,6 +126,10 @@ def summary_of(
         "metrics": facts.get("metrics", {}),
         **{name: facts.get(name) for name in ("steps_per_sec", "input_bound", "examples")},
         "phases": facts.get("phases", {}),
+        "starts": {task: asdict(start) for task, start in starts.items()},
+        "slowest_start": asdict(slowest) if slowest is not None else None,
+        "step_times": step_times_summary(facts.get("step_times", {})),
+        "worker_steps": facts.get("worker_steps"),
         "unread_params": facts.get("unread_params", []),
         "settings_id": settings_id,
         "seed": config.run.seed,

@@ -766,7 +766,7 @@ def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
     assert noted == [(1, speeds), (2, speeds), (4, speeds), (4, evaluated)]
     events = [(line["event"], line.get("name", line.get("step"))) for line in lines if "event" in line]
     assert events == [
-        ("dataset", "points"), ("phase", "build"), ("phase", "build"), ("phase", "trace"),
+        ("dataset", "points"), ("phase", "input"), ("phase", "input"), ("phase", "trace"),
         ("phase", "save"), ("first_step", 1), ("phase", "save"), ("checkpoint", 4), ("phase", "train"),
         ("dataset", "points"), ("phase", "trace"), ("evaluated", "test"), ("phase", "evaluate"),
     ]  # fmt: skip
@@ -779,7 +779,7 @@ def test_a_resumed_run_notes_that_it_restored(tmp_path: Path) -> None:
     Estimator(line, tmp_path / "run", journal=journal).train(points(repeat=True), steps=2)
     lines = recorded(tmp_path / "journal.jsonl")
     assert [one["step"] for one in lines if one.get("event") == "first_step"] == [3]
-    assert journal.phases["restore"] > 0 and set(journal.phases) == {"build", "trace", "restore", "train", "save"}
+    assert journal.phases["restore"] > 0 and set(journal.phases) == {"input", "trace", "restore", "train", "save"}
 
 
 def test_phases_are_noted_when_they_fail(tmp_path: Path) -> None:

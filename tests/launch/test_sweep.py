@@ -222,8 +222,11 @@ def test_after_max_failed_jobs_none_is_started_and_the_next_start_runs_what_is_l
 SLOW = pytest.mark.slow
 SHOWING = """
 (model_dir.parents[2] / f"{rate}.devices").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
+while len(list(model_dir.parents[2].glob("*.devices"))) < {jobs}:
+    time.sleep(0.01)
 finish()
 """
+"""Code of a task that writes what it sees, and waits until so many jobs have: one might end before another begins."""
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,8 @@ def test_jobs_that_run_at_a_time_see_gpus_of_their_own(
     monkeypatch: pytest.MonkeyPatch, messages: Messages,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    result = sweep(SHOWING, "model.params.learning_rate=0.1,0.2,0.3", *words)
+    showing = SHOWING.replace("{jobs}", str(len(expected)))
+    result = sweep(showing, "model.params.learning_rate=0.1,0.2,0.3", *words)
     assert result.code == 0, result.err
     seen = [(tmp_path / "outputs" / f"{rate}.devices").read_text() for rate in (0.1, 0.2, 0.3)]
     assert set(seen) == expected

@@ -58,8 +58,8 @@ def test_the_result_of_training_is_what_the_summary_tells(trained: Path) -> None
 
 def test_all_that_takes_time_is_a_phase(trained: Path) -> None:
     phases = [line["name"] for line in noted(trained) if line.get("event") == "phase"]
-    assert set(phases) == {"import", "build", "trace", "train", "save", "evaluate"}
-    assert phases[:2] == ["import", "build"]
+    assert set(phases) == {"launch", "import", "build", "input", "trace", "train", "save", "evaluate"}
+    assert phases[:3] == ["launch", "import", "build"]
 
 
 def test_training_alone_has_no_metrics(tmp_path: Path) -> None:
