@@ -128,9 +128,10 @@ def noted(folder: Path) -> list[dict[str, Any]]:
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
-    """What the runs in `folder/run` came to, the first one first, without the time."""
+    """What the runs in `folder/run` came to, the first one first, without the time and the memory, which differ."""
     found = [event for event in noted(folder) if event.get("event") == "result"]
-    return [{key: value for key, value in event.items() if key not in ("time", "event")} for event in found]
+    without = ("time", "event", "peak_memory")
+    return [{key: value for key, value in event.items() if key not in without} for event in found]
 
 
 def named(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:

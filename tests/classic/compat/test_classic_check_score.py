@@ -71,6 +71,7 @@ PROTO = "from tensorflow.core.protobuf import rewriter_config_pb2 as pb\npb.Rewr
 OF_2 = "import tensorflow as tf\ntf.data.Dataset.range(3).make_one_shot_iterator()\ntf.optimizers.Adam"
 
 CASES: dict[str, str] = {
+    "metrics of NumPy": script(after="estimator.evaluate(input_fn, steps=1)['loss'].item()"),
     "as it stands": script(),
     # hooks
     "a hook fetches by name": hook("before_run(self, context)", "return tf.train.SessionRunArgs({'w': 'w:0'})"),
@@ -287,8 +288,6 @@ UNSEEN: dict[str, str] = {
     ),
     # What a prediction is, an array of one number, is not followed; NumPy 2.4 makes no number of it.
     "a number in an array of one": script(after="'%.1f' % next(estimator.predict(input_fn))['y']"),
-    # The type of what `evaluate` returns is not followed.
-    "metrics of NumPy": script(after="estimator.evaluate(input_fn, steps=1)['loss'].item()"),
 }
 """What stops, and is not called impossible."""
 
