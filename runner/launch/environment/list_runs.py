@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,7 @@ def _cells(run: FoundRun, metric: str | None, value: float | None) -> list[str]:
     step = "-" if run.step is None else str(run.step)
     shown = "-" if value is None else f"{metric} {format_number(value)}"
     took = "-" if run.secs is None else format_secs(run.secs)
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
-    return [run.name, run.status, step, shown, took, started]
+    return [run.name, run.status, step, shown, took, run.started_at]
 
 
 def _record(run: FoundRun, metric: str | None, value: float | None, settings: list[str]) -> dict[str, Any]:

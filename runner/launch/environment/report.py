@@ -159,21 +159,15 @@ def _all_runs(runs: Sequence[FoundRun], metric: str) -> str:
     rows = []
     for run in sorted(runs, key=lambda run: run.started, reverse=True):
         value = run.metrics.get(metric)
-        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
+        shown = "" if value is None else format_number(value)
         took = "" if run.secs is None else format_secs(run.secs)
-        rows.append(
-            [
-                _cell(run.name),
-                _cell(run.status),
-                _cell("" if value is None else format_number(value), value),
-                _cell(run.step),
-                _cell(started, run.started),
-                _cell(took, run.secs),
-                _cell(run.summary.get("error") or "", is_text=True),
-                _cell(Shipped.read(run.folder, MLFLOW).run_id or ""),
-                _cell(str(run.folder.absolute())),
-            ]
-        )
+        row = [_cell(run.name), _cell(run.status), _cell(shown, value), _cell(run.step)]
+        row.append(_cell(run.started_at, run.started))
+        row.append(_cell(took, run.secs))
+        row.append(_cell(run.summary.get("error"), is_text=True))
+        row.append(_cell(Shipped.read(run.folder, MLFLOW).run_id))
+        row.append(_cell(run.folder.absolute()))
+        rows.append(row)
     return "<h2>All runs, newest first</h2>\n" + _table(headers, rows)
 
 

@@ -100,6 +100,11 @@ class FoundRun:
             return self.state.started
         return (self.folder / SUMMARY_FILE).stat().st_mtime
 
+    @property
+    def started_at(self) -> str:
+        """Return `started` as it is shown, in this host's time zone."""
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.started))
+
     @cached_property
     def overrides(self) -> list[str]:
         """Return the overrides of the last start, without what the run's own config lists as secret."""
