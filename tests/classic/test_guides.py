@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 GUIDE = """
@@ -39,7 +39,7 @@ def test_example_of_the_guide_of_tensorflow_2_runs_as_a_script(tmp_path: Path) -
     script.write_text(GUIDE)
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr
-    found = ast.literal_eval(ran.stdout.splitlines()[-1])
+    found = eval(ran.stdout.splitlines()[-1], {"np": np})  # a dict of NumPy's scalars, as the guide prints it
     assert set(found) == {"average_loss", "label/mean", "loss", "prediction/mean", "global_step"}
     assert found["global_step"] == 10 and found["label/mean"] == 1.0
     # What the guide shows: 10 steps, of two batches each, of half of the distance each time.

@@ -62,9 +62,9 @@ def test_the_jobs_of_a_sweep_come_to_the_bits_of_runs_that_import_tensorflow_the
     assert "task server" not in said and "DeprecationWarning" not in said
     jobs = [path for path in folder.iterdir() if (path / "summary.json").exists()]
     assert len(jobs) == 2
-    for job in jobs:
-        (imported,) = [line["secs"] for line in recorded(job) if line.get("name") == "import"]
-        assert imported < 0.5
+    imports = [line["secs"] for job in jobs for line in recorded(job) if line.get("name") == "import"]
+    # Each task's own, and how long the first supervisor waited for the server's.
+    assert len(imports) >= 2 and sum(secs >= 0.5 for secs in imports) <= 1
     (job,) = [path for path in jobs if "network: conv" in (path / "config.yaml").read_text()]  # the second one
     command = [sys.executable, "-m", "runner", *SETTINGS, "model_dir=run"]
     subprocess.run(command, cwd=tmp_path, env=ENV, check=True, capture_output=True, timeout=240)

@@ -41,7 +41,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 APP = """
 import sys
-from runner.launch import app, multirun, task_group
+from runner.launch import app, task_group
+from runner.launch.sweeps import multirun
 from runner.launch.task_starter import TaskStarter
 multirun.build_starter = lambda *args, **settings: TaskStarter(forks=False)
 task_group.task_argv = lambda file: [sys.executable, "task.py", str(file)]

@@ -238,7 +238,8 @@ def test_a_session_imports_tensorflow_once_and_its_server_ends_with_it_even_if_i
     )
     assert ran.returncode == -9, ran.stderr
     imports = seconds_of_imports(tmp_path / "run")
-    assert len(imports) == 3 and max(imports) < 0.5
+    # Of each of three tasks, and how long the first start waited for the server's.
+    assert len(imports) >= 3 and sum(secs >= 0.5 for secs in imports) <= 1
     (server,) = [int(text.split()[1]) for text in ran.stdout.splitlines() if text.startswith("server ")]
     wait_until(lambda: is_gone(server))
 

@@ -151,7 +151,7 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_package_of_tensorflow_1_runs_as_a_module_with_its_files_of_other_versions(package: Path) -> None:
     ran = run(["-m", "trainer.task", "--job-dir", "x"], package)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "['--job-dir', 'x'] {'loss': 0.0, 'global_step': 2}\n"
+    assert ran.stdout == "['--job-dir', 'x'] {'loss': np.float32(0.0), 'global_step': np.int64(2)}\n"
     assert "trainer/task.py, line 8: tf.layers.dense is a name of TensorFlow 1" in ran.stderr
     assert "data.py, line" not in ran.stderr  # it does not tell, and is what task.py is
 
