@@ -218,7 +218,7 @@ $(GOLDEN)/.installed: requirements/tensorflow-2.15.txt
 	@$(PYTHON_2_15) .ci/install.py $(GOLDEN) $< "0.6 GB to download, 1 to 2 minutes"
 	@touch $@
 
-# The messages that tests meet: tests/config/mistakes.txt and messages.txt of each room. Read their diff.
+# The messages that tests meet: tests/config/mistakes.txt and messages.txt of each package. Read their diff.
 messages: $(STAMP)
 	$(BIN)/python -m tests.config.test_messages
 	$(BIN)/python -m pytest --quiet --write-messages $(ARGS)

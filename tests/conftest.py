@@ -214,7 +214,7 @@ def put_trained(_put_into: Callable[[Path], Put], tmp_path: Path) -> Put:
 
 @pytest.fixture
 def messages(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Messages]:
-    """Compare messages with those of `messages.txt` in the room of the test: see tests/support/messages.py."""
+    """Compare messages with those of `messages.txt` in the package of the test: see tests/support/messages.py."""
     from tests.support.messages import Messages
 
     messages = Messages(request.node, tmp_path)

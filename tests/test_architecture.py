@@ -1,4 +1,4 @@
-"""The rooms of `runner/`: who may import whom, who stays free of TensorFlow, and where private names live."""
+"""The packages of `runner/`: who may import whom, who stays free of TensorFlow, and where private names live."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RUNNER = ROOT / "runner"
 
-# A room imports only from rooms before its own. "contract" is what lies in `runner/` itself.
-ROOMS = (
+# A package imports only from packages before its own. "contract" is what lies in `runner/` itself.
+PACKAGES = (
     "system", "tf_private", "config", "checkpoint_files", "distribute", "tracking", "remote", "contract", "tracing",
     "data", "hooks", "checkpoint", "programs", "export", "estimator", "classic", "models", "task", "launch",
 )  # fmt: skip
 
-# Modules and whole rooms that neither TensorFlow nor MLflow is imported by: what answers before a task starts.
+# Modules and whole packages that neither TensorFlow nor MLflow is imported by: what answers before a task starts.
 WITHOUT_TENSORFLOW = (
     "system", "config", "launch", "types", "tf_private.legacy_keras", "tracking.curves", "tracking.journal",
     "tracking.mlflow_tracker", "tracking.plain_values", "tracking.provenance",
@@ -45,7 +45,7 @@ FILES = {
 }
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """`checkpoint.writer` -> checkpoint; `types` -> contract."""
     first = module.partition(".")[0]
     return first if (RUNNER / first).is_dir() else "contract"
@@ -79,13 +79,13 @@ IMPORTS = {module: imported_modules(path) for module, path in FILES.items()}
 
 
 def test_a_room_imports_only_from_rooms_before_its_own() -> None:
-    rank = {room: number for number, room in enumerate(ROOMS)}
-    assert {room_of(module) for module in FILES} == set(ROOMS)
+    rank = {package: number for number, package in enumerate(PACKAGES)}
+    assert {package_of(module) for module in FILES} == set(PACKAGES)
     upward = [
         f"runner.{module} imports runner.{other}"
         for module, others in IMPORTS.items()
         for other in others
-        if rank[room_of(other)] > rank[room_of(module)]
+        if rank[package_of(other)] > rank[package_of(module)]
         and module != "__main__"  # `python -m runner` starts the command
     ]
     assert upward == []
@@ -96,14 +96,16 @@ def test_no_file_is_imported_by_what_it_imports() -> None:
 
 
 def test_the_command_reads_of_checkpoints_and_tasks_only_what_is_free_of_tensorflow() -> None:
-    beyond = {other for module in FILES if room_of(module) == "launch" for other in IMPORTS[module]}
-    beyond = {other for other in beyond if room_of(other) in ROOMS[ROOMS.index("tracing") : ROOMS.index("launch")]}
+    beyond = {other for module in FILES if package_of(module) == "launch" for other in IMPORTS[module]}
+    beyond = {
+        other for other in beyond if package_of(other) in PACKAGES[PACKAGES.index("tracing") : PACKAGES.index("launch")]
+    }
     assert beyond <= {"checkpoint_files.layout", "checkpoint.retention", "task.main", "task.error_report"}
 
 
 def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:
-    for room in (
-        *ROOMS,
+    for package in (
+        *PACKAGES,
         "classic.compat",
         "classic.contrib",
         "classic.heads",
@@ -112,10 +114,10 @@ def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:
         "launch.environment",
         "launch.sweeps",
     ):
-        if room in ("contract", "classic"):  # `import runner.classic` puts its names on TensorFlow
+        if package in ("contract", "classic"):  # `import runner.classic` puts its names on TensorFlow
             continue
-        page = FILES[room]
-        assert ast.get_docstring(ast.parse(page.read_text())), f"{page} says nothing about the room"
+        page = FILES[package]
+        assert ast.get_docstring(ast.parse(page.read_text())), f"{page} says nothing about the package"
         assert not list(import_nodes(page)), f"{page} imports something"
 
 
@@ -156,7 +158,7 @@ def test_private_names_of_tensorflow_are_imported_in_one_room() -> None:
     elsewhere = {
         f"runner.{module} imports {name}"
         for module, path in FILES.items()
-        if room_of(module) != "tf_private"
+        if package_of(module) != "tf_private"
         for name in imported_names(path)
         if f"{name}.".startswith(private)
     }
@@ -164,9 +166,9 @@ def test_private_names_of_tensorflow_are_imported_in_one_room() -> None:
 
 
 def test_the_core_never_imports_the_classic_api() -> None:
-    core = [module for module in FILES if room_of(module) not in ("classic", "models")]  # models: its premade models
+    core = [module for module in FILES if package_of(module) not in ("classic", "models")]  # models: its premade models
     assert [
-        f"runner.{module}" for module in core if any(room_of(other) == "classic" for other in IMPORTS[module])
+        f"runner.{module}" for module in core if any(package_of(other) == "classic" for other in IMPORTS[module])
     ] == []
 
 

@@ -30,7 +30,7 @@ class VerifiedCheckpoints:
     """Finds the latest undamaged checkpoint of a model_dir.
 
     Before this process uses a checkpoint that it did not write, it reads its files in full, once. This takes a third of
-    the time of restoring the checkpoint (docs/explanation/performance.md), and the bytes are then in the system's
+    the time of restoring the checkpoint (benchmarks/README.md), and the bytes are then in the system's
     cache. Damage found only while restoring would be found too late: the global step and the input position have been
     taken from the checkpoint by then. If a file has changed since, the checkpoint is read again.
     """

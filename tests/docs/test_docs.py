@@ -101,8 +101,8 @@ def test_paths_in_comments_docstrings_and_lists_exist() -> None:
 
 @pytest.mark.parametrize("document", ["docs/explanation/architecture.md", "CONTRIBUTING.md"])
 def test_files_of_rooms_that_are_named_exist(document: str) -> None:
-    rooms = "|".join(path.name for path in (ROOT / "runner").iterdir() if path.is_dir())
-    named = re.findall(rf"(?<![\w/])(?:{rooms})/\w+\.py", (ROOT / document).read_text())
+    packages = "|".join(path.name for path in (ROOT / "runner").iterdir() if path.is_dir())
+    named = re.findall(rf"(?<![\w/])(?:{packages})/\w+\.py", (ROOT / document).read_text())
     assert [name for name in named if not (ROOT / "runner" / name).exists()] == []
 
 

@@ -16,7 +16,7 @@ import runner
 from tests.support.models import strategies, train_input
 
 TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "performance.md").read_text()
-(SNIPPET,) = [one for one in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "LazyAdamOptimizer" in one]
+(SNIPPET,) = [code for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "LazyAdamOptimizer" in code]
 MODEL_FN: dict[str, Any] = {}
 exec(f"import tensorflow as tf\nimport runner\ndef spec_of(mode, loss):\n{textwrap.indent(SNIPPET, '    ')}", MODEL_FN)
 

@@ -1,7 +1,7 @@
 """How what each process asks of a shared folder and of a bucket grows with a cluster, up to 256 tasks that do nothing.
 
 Operations are counted, not timed: `tests.support.control_plane` has a clock of its own. The curves are in
-docs/explanation/performance.md.
+benchmarks/README.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The texts of the messages that tests meet: `messages.txt` of a room holds them, and no test repeats one.
+"""The texts of the messages that tests meet: `messages.txt` of a package holds them, and no test repeats one.
 
 A test says which mistake it makes and which kind of message it expects; a text that changes, changes beside its
 `raise` and in that file. `make messages` writes the files anew; read their diff.
@@ -29,7 +29,7 @@ _written: dict[Path, dict[str, list[str]]] = defaultdict(dict)
 
 
 def file_of(test: Path) -> Path:
-    """Return the file with the messages of the room of a test file."""
+    """Return the file with the messages of the package of a test file."""
     parts = test.relative_to(TESTS).parts
     return TESTS.joinpath(*parts[:1] if len(parts) > 1 else (), "messages.txt")
 
@@ -104,7 +104,7 @@ def write_messages() -> None:
 
 
 def is_there(file: Path, test: str) -> bool:
-    """Return whether the test file of a room has such a test."""
+    """Return whether the test file of a package has such a test."""
     name, _, function = test.partition("::")
     path = file.parent / name
     return path.exists() and f"def {function.partition('[')[0]}(" in path.read_text()
