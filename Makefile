@@ -146,6 +146,7 @@ python:
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/reading.py --check
 	$(BIN)/codespell
 	$(BIN)/mypy
 
