@@ -53,14 +53,20 @@ class RunCheckpoints:
         listeners: Sequence[Any],
         on_written: Callable[[str], None],
     ) -> None:
-        config, collectives = setup.config, context.collectives
+        config = setup.config
+        collectives = context.collectives
         self.every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs or None)
         self.latest = setup.latest
         self.saved_step: int | None = None
-        self._context, self._setup = context, setup
-        self._listeners = [*listeners, *setup.overrides.listeners] if collectives.is_chief else []
-        # A listener's `after_save` expects the files of its checkpoint, so with listeners every save is waited for.
-        self._asynchronous: bool | str = False if self._listeners else config.save_checkpoints_asynchronously
+        self._context = context
+        self._setup = setup
+        self._listeners: list[Any] = []
+        if collectives.is_chief:
+            self._listeners = [*listeners, *setup.overrides.listeners]
+        self._asynchronous: bool | str = config.save_checkpoints_asynchronously
+        if self._listeners:
+            # A listener's `after_save` expects the files of its checkpoint, so every save is waited for.
+            self._asynchronous = False
         pipeline = setup.input.pipeline
         self._input_state = InputState(config.checkpoint_input_state, pipeline)
         keeps_input = self._input_state.is_kept
@@ -94,12 +100,15 @@ class RunCheckpoints:
             self.write(step, extra, asynchronous=True)
         self.tell_listeners("after_save", step)
         # Also for a run that resumes: it has written nothing here, and its cadence starts now.
-        self.saved_step, self._saved_at = step, time.monotonic()
+        self.saved_step = step
+        self._saved_at = time.monotonic()
 
     def _write_graph(self) -> bytes:
         """Write `graph.pbtxt`, and return the contents of `.meta` files; none if this process or config writes none."""
-        config, trace = self._setup.config, self._setup.program.trace.one_replica
-        if not (self._context.is_chief and config.checkpoint_save_graph_def) or config.eager:  # an eager step has none
+        config = self._setup.config
+        trace = self._setup.program.trace.one_replica
+        is_written = self._context.is_chief and config.checkpoint_save_graph_def
+        if not is_written or config.eager:  # an eager step has none
             return b""
         try:
             graph = meta_graph(trace, self._setup.model.store, self._setup.model.keys, trace.outputs[0].spec.train_op)
@@ -158,7 +167,9 @@ class RunCheckpoints:
         if self._setup.config.check_replicas:
             check_equal(self._setup.model.store, self._context.collectives, step)
         train_input = self._setup.input
-        iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
+        iterators = {}
+        if self._input_state.is_saved:
+            iterators[train_input.pipeline.pipeline_index] = train_input.iterator
         # After `settle`, which logs the previous checkpoint as that one was to be logged.
         self._is_logged = is_logged
 
@@ -168,12 +179,15 @@ class RunCheckpoints:
             if may_wait and self._asynchronous == "auto":
                 # At the first save the memory that a step needs is not known; its gradients may be as large as the
                 # variables.
-                may_wait = self._saving.fits(snapshot, snapshot.bytes if self.saved_step is None else None)
+                is_first = self.saved_step is None
+                may_wait = self._saving.fits(snapshot, snapshot.bytes if is_first else None)
             with self._context.journal.phase("save"):
                 return self._saving.begin(snapshot, iterators, asynchronous=may_wait, is_evaluated=is_evaluated)
 
         path = self._setup.model.save(begin, values)
-        self.saved_step, self._saved_at, self.latest = step, time.monotonic(), path
+        self.saved_step = step
+        self._saved_at = time.monotonic()
+        self.latest = path
         self.poll()  # logs a save that was waited for
         return path
 
@@ -214,12 +228,13 @@ class RunCheckpoints:
             return
         self._context.journal.event("checkpoint", **saved.facts)
         waited = saved.copy_secs + saved.input_secs
+        what_waited = f"; training waited {waited:.3f} s for it" if saved.asynchronous else ""
         _log.info(
             "Saved %s: %s in %.2f s%s",
             os.path.basename(saved.path),
             format_bytes(saved.bytes),
             waited + saved.write_secs,
-            f"; training waited {waited:.3f} s for it" if saved.asynchronous else "",
+            what_waited,
         )
 
     def tell_listeners(self, method: str, *step: int) -> list[Any]:
@@ -228,10 +243,14 @@ class RunCheckpoints:
         v1's listeners are called with the traced graph as default.
         """
         session = self._setup.session_hooks.session
-        results = []
+        arguments: tuple[Any, ...] = ()
+        if step:  # `begin` has no arguments
+            arguments = (session, *step)
+        agreed = []
         for listener in self._listeners:
             is_v1 = isinstance(listener, tf.compat.v1.train.CheckpointSaverListener)
             with session.entered() if is_v1 else contextlib.nullcontext():
-                if getattr(listener, method)(*((session, *step) if step else ())):
-                    results.append(listener)
-        return results
+                answer = getattr(listener, method)(*arguments)
+            if answer:
+                agreed.append(listener)
+        return agreed

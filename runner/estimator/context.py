@@ -79,23 +79,26 @@ def script_progress(config: RunConfig) -> Progress:
     """Return the progress display of a script, which looks like the command line's; only the chief shows one."""
     if config.is_chief:
         return build_progress(config.progress)
-    return build_progress("plain" if config.place.is_evaluator and config.progress != "off" else "off")
+    is_shown = config.place.is_evaluator and config.progress != "off"
+    return build_progress("plain" if is_shown else "off")
 
 
 def record_of_script(context: EstimatorContext) -> ScriptRecord:
     """Return the object that records the runs of a script's Estimator."""
     config = context.config
-    values = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
+    values = context.params
+    if not isinstance(values, Mapping):
+        values = getattr(values, "__dict__", {})
     params = {f"model.params.{name}": value for name, value in values.items()}
-    keys = {field.name: field.metadata["key"] for field in dataclasses.fields(config) if "key" in field.metadata}
-    params |= {key: getattr(config, name) for name, key in keys.items()} | {"run.seed": config.seed}
+    for field in dataclasses.fields(config):
+        if "key" in field.metadata:
+            params[field.metadata["key"]] = getattr(config, field.name)
+    params["run.seed"] = config.seed
     if config.keep_best is not None:
         params |= {f"checkpoint.keep_best.{name}": value for name, value in vars(config.keep_best).items()}
     strategy = config.train_distribute
-    tags = {
-        "strategy": "default" if strategy is None else type(strategy).__name__,
-        "num_replicas": str(config.num_replicas_in_sync),
-    }
+    name_of_strategy = "default" if strategy is None else type(strategy).__name__
+    tags = {"strategy": name_of_strategy, "num_replicas": str(config.num_replicas_in_sync)}
     return ScriptRecord(
         config.tracking,
         Path(context.model_dir).absolute(),
@@ -109,8 +112,10 @@ def record_of_script(context: EstimatorContext) -> ScriptRecord:
 
 def _model_name(function: str) -> str:
     """Return a name for an exported model, taken from model_fn's dotted name: `digits` for digits.model_fn."""
-    *_, module, name = ("", *function.split("."))
-    return name if name != "model_fn" or module in ("", "__main__", "<locals>") else module
+    path, _, name = function.rpartition(".")
+    module = path.rpartition(".")[2]
+    says_nothing = module in ("", "__main__", "<locals>")
+    return module if name == "model_fn" and not says_nothing else name
 
 
 class Models:
@@ -122,7 +127,8 @@ class Models:
     """
 
     def __init__(self, context: EstimatorContext, as_input: Callable[[InputFn, str], InputFn]) -> None:
-        self._context, self._as_input = context, as_input
+        self._context = context
+        self._as_input = as_input
         self._by_strategy: dict[int, Model] = {}
         self._logged: set[str] = set()
 
@@ -168,7 +174,9 @@ class Models:
           num_batches: as in `build_input_pipeline`.
           place: this process among those that read the input; None: the place on the model's strategy.
         """
-        config, place = self._context.config, place or model.place(training=mode == ModeKeys.TRAIN)
+        config = self._context.config
+        if place is None:
+            place = model.place(training=mode == ModeKeys.TRAIN)
         source = self._as_input(input_fn, mode)
         if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
             # Every worker reads all of the data. If all read it in the same order, a step would compute one gradient
@@ -205,7 +213,8 @@ class Models:
         self, source: InputFn, mode: str, place: WorkerPlace, config: RunConfig, **more: Any
     ) -> InputPipeline:
         # Only a model_fn of tf.estimator has operators, those of its time. Then tensors are those of a session, too.
-        is_classic, params = self._context.model_fn.operators is not contextlib.nullcontext, self._context.params
+        is_classic = self._context.model_fn.operators is not contextlib.nullcontext
+        params = self._context.params
         return build_input_pipeline(source, mode, place, params=params, config=config, as_in_session=is_classic, **more)
 
     def log_once(self, text: str) -> None:

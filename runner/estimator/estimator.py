@@ -91,10 +91,10 @@ class Estimator:
     ) -> None:
         config = with_model_dir(model_dir, config)
         is_scripts = config.tracking is not None and journal is None
-        # The copy also records which params are read.
-        params = (
-            copied_params(params) if isinstance(params, Params) else copy.deepcopy({} if params is None else params)
-        )
+        if params is None:
+            params = {}
+        # The copy of `Params` also records which are read.
+        params = copied_params(params) if isinstance(params, Params) else copy.deepcopy(params)
         check_evaluation(config.train_distribute, config.eval_distribute)
         for argument in ("train_distribute", "eval_distribute"):
             check_devices_of(argument, getattr(config, argument))
@@ -221,7 +221,8 @@ class Estimator:
             self._say_nothing_to_train(latest, max_steps)
             self.collectives.part()
             return None
-        hooks, saving_listeners = checked("hook", hooks), checked("listener", saving_listeners)
+        hooks = checked("hook", hooks)
+        saving_listeners = checked("listener", saving_listeners)
         self.collectives.tell_waits(self._context.journal.waited)  # until the first step
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
         # Restore: the setup has a model with its values, and an input at its position.
@@ -277,12 +278,14 @@ class Estimator:
         """Return the runner's own hooks, on the process that writes. They are called after all other hooks."""
         if not self._context.is_chief:
             return []
-        steps, hooks = self.config.profile_steps, list[Hook]()
+        hooks: list[Hook] = []
         if self._summarised is not setup.program:
             # Once for a program: a further call of `train` on such an input has the same one.
             self._summarised = setup.program
             hooks.append(ModelSummary(setup.model.store, setup.program.trace))
-        return hooks if steps is None else [*hooks, Profiling(steps, self.announce)]
+        if self.config.profile_steps is not None:
+            hooks.append(Profiling(self.config.profile_steps, self.announce))
+        return hooks
 
     def _as_input(self, input_fn: InputFn, mode: str) -> InputFn:
         """Return the function to call in place of `input_fn`; a subclass may wrap it."""
@@ -348,8 +351,10 @@ class Estimator:
             with self._context.journal.phase("evaluate"):
                 limit = math.inf if steps is None else steps
                 run = functools.partial(self._evaluation, input_fn, limit, hooks, path, name)
-                all_evaluate = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
-                metrics = run() if all_evaluate else evaluation.of_chief_alone(run, self.collectives)
+                if self._all_evaluate:
+                    metrics = run()
+                else:
+                    metrics = evaluation.of_chief_alone(run, self.collectives)
             self.collectives.part()
             return metrics
 
@@ -363,7 +368,8 @@ class Estimator:
         evaluation.check_ends(setup.pipeline, steps, given)
         setup.program.check_fetches(given)
         with self._restored(setup.model, setup.program, path):
-            step, label = setup.model.store.global_step, evaluation_prefix(name)
+            step = setup.model.store.global_step
+            label = evaluation_prefix(name)
             fetching = ExampleHooks(given, setup.model.collectives)
             eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label, fetching)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
@@ -371,9 +377,8 @@ class Estimator:
             eval_hooks.end()
         if self.collectives.is_chief:
             secs = time.monotonic() - started
-            evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(
-                self._context, self._events
-            )
+            result = evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs)
+            result.report(self._context, self._events)
         graphs.drop_scalars()
         return self._returned(metrics, step)
 
@@ -397,7 +402,8 @@ class Estimator:
         Args:
           steps: number of batches, as in `evaluate`; infinite: all.
         """
-        model, models = self._models.for_evaluation, self._models
+        model = self._models.for_evaluation
+        models = self._models
         build = functools.partial(
             models.build_pipeline, input_fn, ModeKeys.EVAL, model, eval_name=name, num_batches=steps
         )
@@ -429,10 +435,14 @@ class Estimator:
             self.prepare_evaluation(input_fn, name).program.check_fetches(hooks)
 
     @property
+    def _all_evaluate(self) -> bool:
+        """Report whether all workers that train take part in evaluations; otherwise the chief evaluates alone."""
+        return self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
+
+    @property
     def _evaluates_here(self) -> bool:
         """Report whether this worker takes part in evaluations."""
-        of_all = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
-        return of_all or self.collectives.is_chief
+        return self._all_evaluate or self.collectives.is_chief
 
     def names_of_metrics(self, input_fn: InputFn, name: str | None) -> list[str]:
         """Return the names of the metrics of an evaluation; an empty list on a worker that does not evaluate.
@@ -484,8 +494,10 @@ class Estimator:
         # Here and not in the generator, whose body begins to run only with the first `next`.
         hooks = checked("hook", hooks)
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
-        keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
-        prepare = functools.partial(self.prepare_prediction, input_fn, keys, with_features, must_end)
+        keys: Sequence[str] = predict_keys or ()
+        if isinstance(predict_keys, str):
+            keys = (predict_keys,)
+        prepare = functools.partial(self.prepare_prediction, input_fn, tuple(keys), with_features, must_end)
         return self._predictions(prepare, hooks, path, yield_single_examples)
 
     def _predictions(
@@ -497,7 +509,10 @@ class Estimator:
             given = [*hooks, *program.spec.prediction_hooks]
             predict_hooks = self._begun_hooks(given, model, program, path, "predict")
             for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
-                yield from prediction.single_examples(batch) if single else [batch]
+                if single:
+                    yield from prediction.single_examples(batch)
+                else:
+                    yield batch
                 # Others that used the model meanwhile have restored its own weights.
                 if model.values_of == path:
                     self._show(model, program, path)
@@ -574,9 +589,9 @@ class Estimator:
         writers = EventWriters(is_on=is_on and self.config.tensorboard)
         taken = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
         writer = functools.partial(writers.of, os.path.join(self.model_dir, what))
-        log = functools.partial(StepLog(what, self._context.journal.metrics, writer, taken, is_on).write, step)
+        log = StepLog(what, self._context.journal.metrics, writer, taken, is_on)
         count = functools.partial(self._context.progress.count, what)
-        run = PassContext(self.model_dir, step, log=log)
+        run = PassContext(self.model_dir, step, log=functools.partial(log.write, step))
         session.begin(run)
         begun = EvaluationHooks(hooks, session, run, writers, count, examples)
         with model.extended(program, path):
@@ -687,8 +702,10 @@ class Estimator:
         Raises:
           RuntimeError: the checkpoint does not exist on this worker.
         """
-        latest = self._checkpoints.latest() if self.collectives.is_chief else None
-        name = self.collectives.broadcast_text("" if latest is None else os.path.basename(latest))
+        name = ""
+        if self.collectives.is_chief:
+            name = os.path.basename(self._checkpoints.latest() or "")
+        name = self.collectives.broadcast_text(name)
         return layout.awaited(os.path.join(self.model_dir, name)) if name else None
 
     def latest_checkpoint(self) -> str | None:
@@ -701,7 +718,8 @@ class Estimator:
 
     def get_variable_names(self) -> list[str]:
         """Return the names of the variables in the latest checkpoint, with optimizer slots and global_step."""
-        return sorted(reader.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_names")).names())
+        path = self._checkpoint(self.latest_checkpoint(), "get_variable_names")
+        return sorted(reader.Reader(path).names())
 
     def get_variable_value(self, name: str) -> np.ndarray:
         """Return the value of a variable in the latest checkpoint, an array of the variable's shape and dtype.
@@ -709,7 +727,8 @@ class Estimator:
         Raises:
           KeyError: the checkpoint has no variable of that name.
         """
-        return reader.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_value")).get(name)
+        path = self._checkpoint(self.latest_checkpoint(), "get_variable_value")
+        return reader.Reader(path).get(name)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Return the folder for the event files of an evaluation."""

@@ -68,15 +68,18 @@ class EvaluationResult:
           context: the Estimator's.
           writers: have the event file of several evaluations of one training; None: this one has its own.
         """
-        scalars, config, label = tensorboard.scalars(self.results), context.config, evaluation_prefix(self.name)
+        scalars = tensorboard.scalars(self.results)
+        config = context.config
+        label = evaluation_prefix(self.name)
         named = {f"{label}/{key}": value for key, value in scalars.items()}
         context.journal.metrics(self.step, named)
         context.journal.event(
             "evaluated", name=self.name, step=self.step, checkpoint=self.path, examples=self.examples, secs=self.secs
         )
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
-        if tensorboard.too_large(self.results):
-            shown += f", only in TensorBoard's events: {', '.join(tensorboard.too_large(self.results))}"
+        too_large = tensorboard.too_large(self.results)
+        if too_large:
+            shown += f", only in TensorBoard's events: {', '.join(too_large)}"
         context.progress.message(f"{label} at step {self.step}: {shown} ({self.examples} examples, {self.secs:.1f} s)")
         is_of_this_run = os.path.dirname(self.path) == os.path.normpath(context.model_dir)
         if is_of_this_run:
@@ -107,8 +110,9 @@ def check_ends(pipeline: InputPipeline, steps: float, hooks: Sequence[Any], what
     Raises:
       ValueError: the message names the input function.
     """
-    is_v1 = (isinstance(hook, tf.compat.v1.train.SessionRunHook) for hook in hooks)
-    if math.isinf(steps) and pipeline.remaining_steps() == math.inf and not any(is_v1):
+    may_be_ended = any(isinstance(hook, tf.compat.v1.train.SessionRunHook) for hook in hooks)
+    is_endless = math.isinf(steps) and pipeline.remaining_steps() == math.inf
+    if is_endless and not may_be_ended:
         raise ValueError(
             f"{pipeline.name} returns an infinite dataset, or tensors, which a session computes for each step, so its "
             f"{what} would never end. Remove .repeat(), return a tf.data.Dataset instead of tensors, or set the number "
@@ -131,7 +135,8 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
       EmptyInputError: there are no examples.
       Interrupted: a hook ended the evaluation early.
     """
-    model, program = setup.model, setup.program
+    model = setup.model
+    program = setup.program
     # In a session, what an evaluation wrote was its own. Kept values cost memory: the first lookup copies a table whose
     # buffer is shared. So they are kept only if model_fn writes, here, or before a hook's first write.
     if program.changes_model:
@@ -183,7 +188,11 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
     if given_up:
         collectives.part()
         raise Interrupted(given_up)
-    return metrics or {name: int(value) if name == "global_step" else value for name, value in scalars.items()}
+    if metrics:
+        return metrics
+    if "global_step" in scalars:  # the only one that is no float
+        scalars["global_step"] = int(scalars["global_step"])
+    return dict(scalars)
 
 
 def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
@@ -197,8 +206,10 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
     Raises:
       Interrupted: a hook ended the evaluation early, on any worker.
     """
-    total, given_up = EvalResult(), ""
-    program, collectives = setup.program, setup.model.collectives
+    total = EvalResult()
+    given_up = ""
+    program = setup.program
+    collectives = setup.model.collectives
     each = hooks.see_each_batch
     iterator = program.iterate(setup.pipeline.dataset, in_loops=not each)
     length = LoopLength(1 if each else None)
@@ -229,8 +240,9 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
             raise Interrupted(given_up or "another worker ended the evaluation early")
         if not others:
             return total.over(collectives, program.sum_names)
+        fetched = {} if result is None else result.fetched
         with given_up_together():
-            hooks.after_examples({} if result is None else result.fetched)
+            hooks.after_examples(fetched)
 
 
 def _loops(
@@ -252,10 +264,13 @@ def _loops(
       hooks: the hooks. A session hook that runs what depends on a batch takes the next one: it is no step.
       each: each batch is a call of its own, at which hooks look.
     """
-    taken, read, session = 0, itertools.count(), hooks.session
+    taken = 0
+    read = itertools.count()
+    session = hooks.session
     hooks.start(lambda request: program.fetch(iterator, next(read), request))
     while taken < max_steps:
-        num_steps, started = length.next(max_steps - taken), time.perf_counter()
+        num_steps = length.next(max_steps - taken)
+        started = time.perf_counter()
         result: Any = None
         if not each:
             result = program.run(iterator, taken, num_steps)
@@ -268,7 +283,8 @@ def _loops(
                 max_steps = taken
         taken += num_steps
         # Before `yield`: what the caller does then is no part of the loop.
-        length.took(num_steps, time.perf_counter() - started, 0 if result is None else result.num_bytes)
+        num_bytes = 0 if result is None else result.num_bytes
+        length.took(num_steps, time.perf_counter() - started, num_bytes)
         if result is not None:
             yield result
             if result.data_ended or session.stop_requested:

@@ -47,7 +47,8 @@ class Evaluations(Hook):
     def __init__(self, estimator: Estimator) -> None:
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.stopped_early: str | None = None
-        self._estimator, self._collectives = estimator, estimator.collectives
+        self._estimator = estimator
+        self._collectives = estimator.collectives
 
     @property
     def exported_paths(self) -> Sequence[str]:
@@ -124,7 +125,8 @@ class RemoteEvaluation(Evaluations):
     def facts(self) -> dict[str, Any]:
         if self._rule.metric is None:
             return {}
-        return {HISTORIES: {self._rule.file: MetricHistory(self._rule, self._estimator.model_dir).contents()}}
+        history = MetricHistory(self._rule, self._estimator.model_dir)
+        return {HISTORIES: {self._rule.file: history.contents()}}
 
     def begin(self, run: Run) -> None:
         self._look(run.global_step, run)
@@ -134,10 +136,12 @@ class RemoteEvaluation(Evaluations):
 
     def _look(self, step: int, run: Run | None) -> None:
         """End training, now at `step`, if the evaluator has decided so."""
+        looks = self._estimator.config.is_chief and self._rule.metric is not None
         is_early = time.monotonic() - self._looked < LOOK_SECS
-        if self._estimator.config.is_chief and self._rule.metric is not None and not is_early:
+        if looks and not is_early:
             self._looked = time.monotonic()
-            self._stop_early(MetricHistory(self._rule, self._estimator.model_dir).decided(step), step, run)
+            history = MetricHistory(self._rule, self._estimator.model_dir)
+            self._stop_early(history.decided(step), step, run)
 
 
 def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> TrainingResult:
@@ -157,20 +161,23 @@ def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> Tr
         result = train()
     except BaseException as error:  # also KeyboardInterrupt and SystemExit
         if not tells_of_a_lost_peer(error, config.place):
+            status = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
             with contextlib.suppress(OSError):  # perhaps the disk is full; the first error is the one to raise
-                _write_ending(
-                    estimator, "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
-                )
+                _write_ending(estimator, status)
         raise
-    _write_ending(
-        estimator, "interrupted" if result.interrupted else "stopped_early" if result.stopped_early else "finished"
-    )
+    if result.interrupted:
+        _write_ending(estimator, "interrupted")
+    elif result.stopped_early:
+        _write_ending(estimator, "stopped_early")
+    else:
+        _write_ending(estimator, "finished")
     return result
 
 
 def _write_ending(estimator: Estimator, status: str) -> None:
     latest = layout.read_state(estimator.model_dir).latest
-    write_ending(estimator.model_dir, status, layout.step_of(latest or "") or 0, estimator.config.generation)
+    step = layout.step_of(latest or "") or 0
+    write_ending(estimator.model_dir, status, step, estimator.config.generation)
 
 
 class Abandoned(Interrupted):
@@ -203,9 +210,11 @@ class TrainingWatch(Hook):
     """
 
     def __init__(self, model_dir: str | os.PathLike[str], generation: int = 0) -> None:
-        self._model_dir, self._generation = model_dir, generation
+        self._model_dir = model_dir
+        self._generation = generation
         before = read_ending(model_dir)
-        self._stale = before if generation == 0 and not before.is_complete else None
+        is_stale = generation == 0 and not before.is_complete
+        self._stale = before if is_stale else None
         self._looked = time.monotonic()
 
     def ending(self) -> TrainingStatus:
@@ -219,7 +228,8 @@ class TrainingWatch(Hook):
         self._looked = time.monotonic()
         ending = self.ending()
         if ending.is_over and not ending.is_complete:
-            raise Abandoned(f"training was {ending.status}" if ending.status == "interrupted" else "training failed")
+            was_interrupted = ending.status == "interrupted"
+            raise Abandoned("training was interrupted" if was_interrupted else "training failed")
 
 
 class CheckpointFollower:
@@ -241,8 +251,11 @@ class CheckpointFollower:
         latest: Callable[[], str | None],
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._model_dir, self._watch, self._evaluations = model_dir, watch, evaluations
-        self._latest, self._wait = latest, wait
+        self._model_dir = model_dir
+        self._watch = watch
+        self._evaluations = evaluations
+        self._latest = latest
+        self._wait = wait
         self._has_waited = False
 
     def follow(self) -> TrainingStatus:

@@ -84,7 +84,9 @@ class Pace:
     """
 
     def __init__(self, length: LoopLength, can_group: Callable[[], bool], wait: WaitTimer) -> None:
-        self._length, self._ask, self.wait = length, can_group, wait
+        self._length = length
+        self._ask = can_group
+        self.wait = wait
         self._can_group: bool | None = None
         self.secs = 0.0
         self.first_steps = 0
@@ -100,9 +102,10 @@ class Pace:
         """Return how a loop of `num_steps` is run; `remaining` is the number of steps to the end of the run."""
         is_sampled = self.wait.steps_to_sample(self.secs) > 0
         is_long = num_steps >= _GROUPED_LOOP_STEPS and self._length.secs_per_step <= _GROUPED_STEP_SECS
-        if is_long and not is_sampled and self._can_group is None and remaining >= _GROUPED_STEPS:
+        gains = is_long and not is_sampled
+        if gains and self._can_group is None and remaining >= _GROUPED_STEPS:
             self._can_group = self._ask()
-        return NextLoop(num_steps, is_sampled, is_long and not is_sampled and bool(self._can_group))
+        return NextLoop(num_steps, is_sampled, in_groups=gains and bool(self._can_group))
 
     def took(self, loop: NextLoop, num_steps: int, secs: float) -> tuple[bool, float | None]:
         """Note that `loop` took `num_steps` in `secs`.
@@ -114,14 +117,15 @@ class Pace:
         if not self.first_steps:
             self.first_steps = num_steps
             self.first_secs += secs
+        is_cut_short = loop.is_sampled and self._length.next(math.inf) > loop.num_steps
         # Timing slows a sample of short steps, so the sample does not count as speed.
-        is_short = (
-            loop.is_sampled and self._length.next(math.inf) > loop.num_steps and secs < num_steps * SHORT_STEP_SECS
-        )
-        if not is_short:
+        counts = not (is_cut_short and secs < num_steps * SHORT_STEP_SECS)
+        if counts:
             self._length.took(num_steps, secs)
-        share = self.wait.took(num_steps, secs, self.secs) if loop.is_sampled and num_steps else None
-        return not is_short, share
+        share = None
+        if loop.is_sampled and num_steps:
+            share = self.wait.took(num_steps, secs, self.secs)
+        return counts, share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,5 +156,6 @@ class Boundary:
         reason = self.stop_reason
         if reason is None and any(stops):
             first = next(worker for worker, count in enumerate(stops) if count)
-            reason = f"{f'worker {first}' if first else 'the chief'} asked to stop"
+            who = f"worker {first}" if first else "the chief"
+            reason = f"{who} asked to stop"
         return Boundary(int(num_steps), bool(saves), reason, bool(interrupted))

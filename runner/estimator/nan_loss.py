@@ -31,8 +31,9 @@ _SHOWN_VARIABLES = 3
 
 
 def _named(variables: Sequence[str]) -> str:
+    shown = ", ".join(variables[:_SHOWN_VARIABLES])
     more = len(variables) - _SHOWN_VARIABLES
-    return ", ".join(variables[:_SHOWN_VARIABLES]) + (f" and {more} more" if more > 0 else "")
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
@@ -57,7 +58,9 @@ class NanPolicy:
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, checkpoints: RunCheckpoints) -> None:
         self.rollbacks = int(setup.resumed.get("rollbacks", 0))
-        self._context, self._setup, self._checkpoints = context, setup, checkpoints
+        self._context = context
+        self._setup = setup
+        self._checkpoints = checkpoints
         self._policy = setup.config.nan
         self._allowed: Sequence[str] = ()  # the variables that were not finite at the last save, or at the start
 
@@ -96,7 +99,8 @@ class NanPolicy:
         bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
         # The loop ended with this step, unless losses are known only after the loop (has_local_losses).
         step = result.first_step + (bad + 1) * advance - 1
-        loss, variables = str(result.losses[bad]), not_finite(self._setup.model.values())
+        loss = str(result.losses[bad])
+        variables = not_finite(self._setup.model.values())
         return self._act(run, step, f"the loss became {loss} at step {step}", variables, loss)
 
     def begin(self) -> None:
@@ -115,7 +119,8 @@ class NanPolicy:
         Raises:
           NanLossError: the run ends with an error.
         """
-        names, step = self._agreed_not_finite(values), run.global_step
+        names = self._agreed_not_finite(values)
+        step = run.global_step
         new = [name for name in names if name not in self._allowed]
         if not new:
             self._allowed = names

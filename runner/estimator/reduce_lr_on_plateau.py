@@ -44,7 +44,10 @@ class LearningRateReductions:
         collectives: Collectives,
         announce: Callable[..., None],
     ) -> None:
-        self._rule, self._history, self._collectives, self._announce = rule, history, collectives, announce
+        self._rule = rule
+        self._history = history
+        self._collectives = collectives
+        self._announce = announce
         self._rates: dict[int, float] = {}  # equal on all workers
         self._is_open = True
 
@@ -74,9 +77,12 @@ class LearningRateReductions:
         step = run.global_step
         if self._rule.metric is not None and self._is_open:
             self._is_open = False
-            decided = self._decide(run, step) if self._collectives.is_chief else None
             # As text, which can say that there is none; `repr` gives back the same float on every worker.
-            text = self._collectives.broadcast_text("" if decided is None else repr(decided))
+            text = ""
+            if self._collectives.is_chief:
+                decided = self._decide(run, step)
+                text = "" if decided is None else repr(decided)
+            text = self._collectives.broadcast_text(text)
             if text:
                 self._rates[step] = float(text)
         if step in self._rates:

@@ -66,10 +66,13 @@ class RunExports:
         config = self._estimator.config
         if not (config.place.is_evaluator or self._is_chief):
             return
-        path = checkpoint or (self._estimator.latest_checkpoint() if exporters else None)
+        if not exporters:
+            return
+        path = checkpoint or self._estimator.latest_checkpoint()
+        assert path is not None
+        parent = config.export_dir or os.path.join(self._estimator.model_dir, "export")
         for exporter in exporters:
-            assert path is not None
-            folder = os.path.join(config.export_dir or os.path.join(self._estimator.model_dir, "export"), exporter.name)
+            folder = os.path.join(parent, exporter.name)
             try:
                 written = exporter.export(self._estimator, folder, path, results, is_final)
             except Exception as error:

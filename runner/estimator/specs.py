@@ -99,7 +99,9 @@ class Metrics(dict[str, Any]):
     """
 
     def __missing__(self, name: str) -> Any:
-        (only,) = self.values() if len(self) == 1 else ({},)
+        only: Mapping[str, Any] = {}
+        if len(self) == 1:
+            (only,) = self.values()
         if name not in only:
             there = ", ".join(map(repr, [*self, *only])) or "none"
             raise KeyError(f"no evaluation or metric {name!r}; there are: {there}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -19,7 +20,7 @@ from runner.estimator.reduce_lr_on_plateau import LearningRateReductions
 from runner.estimator.run_exports import RunExports
 from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
 from runner.estimator.train_loop import TrainingRun
-from runner.export.exporters import checked_exporters
+from runner.export.exporters import Exporter, checked_exporters
 from runner.hooks.hook import Hook, Interrupted, Run
 from runner.tracking import tensorboard
 from runner.tracking.run_end import TrainingStatus, read_ending
@@ -141,7 +142,8 @@ def _serve(estimator: Estimator) -> TrainingResult:
       TimeoutError: the coordinator does not join.
       RuntimeError: the coordinator ended before training did.
     """
-    cluster, model_dir = estimator.config.place, estimator.model_dir
+    cluster = estimator.config.place
+    model_dir = estimator.model_dir
     (address,) = cluster.tasks["chief"]
     before = read_ending(model_dir)  # left by an earlier run; read before the coordinator can begin
     with grpc_server.kept_local(cluster):
@@ -182,19 +184,25 @@ def _train(estimator: Estimator, train_spec: TrainSpec, evaluations: Evaluations
     interrupted = run is not None and run.interrupted
     # The order matters: an interrupted run must not evaluate its last checkpoint, so that it ends soon.
     interrupted = interrupted or not evaluations.evaluate_last(step)
-    reason = evaluations.stopped_early or (run.ended_early if run else None)
+    reason = evaluations.stopped_early
+    if reason is None and run is not None:
+        reason = run.ended_early
     stopped_early = estimator.collectives.broadcast_text(reason or "") or None
     estimator.collectives.part()
-    return TrainingResult(
+    result = TrainingResult(
         metrics=evaluations.metrics,
         global_step=step,
-        examples=0 if run is None else run.examples,
-        steps_per_sec=0.0 if run is None else run.steps_per_sec,
+        examples=0,
+        steps_per_sec=0.0,
         checkpoint=checkpoint,
         stopped_early=stopped_early,
         exports=evaluations.exported_paths,
         interrupted=interrupted,
-        input_bound=None if run is None else run.input_bound,
+    )
+    if run is None:
+        return result
+    return dataclasses.replace(
+        result, examples=run.examples, steps_per_sec=run.steps_per_sec, input_bound=run.input_bound
     )
 
 
@@ -220,7 +228,8 @@ class RunEvaluations(Evaluations):
         super().__init__(estimator)
         self.last_step = 0
         self.last_path: str | None = None
-        self._specs, self._hooks = specs, hooks
+        self._specs = specs
+        self._hooks = hooks
         self._has_begun = False
         self._made_up: list[EvalSpec] = []
         self._started = time.monotonic()
@@ -230,7 +239,7 @@ class RunEvaluations(Evaluations):
         rule = train_spec.reduce_lr_on_plateau
         of_rate = MetricHistory(rule, estimator.model_dir)
         self._rate = LearningRateReductions(rule, of_rate, self._collectives, estimator.announce)
-        self._histories = [one for one in (self._history, of_rate) if one.rule.metric is not None]
+        self._histories = [history for history in (self._history, of_rate) if history.rule.metric is not None]
         self._exports = RunExports(estimator)
 
     @property
@@ -275,13 +284,15 @@ class RunEvaluations(Evaluations):
         assert isinstance(run, TrainingRun)
         self._rate.check(run)
         best = self._estimator.config.keep_best
-        watched = {f"{history.rule.key}.metric": history.rule.metric for history in self._histories}
-        watched["checkpoint.keep_best.metric"] = best.metric if best else None
-        keys = {key: metric for key, metric in watched.items() if metric is not None}
+        watched = [(f"{history.rule.key}.metric", str(history.rule.metric)) for history in self._histories]
+        if best is not None and best.metric is not None:
+            watched.append(("checkpoint.keep_best.metric", best.metric))
         for spec in self._specs:
             self._estimator.check_evaluation_hooks(spec.input_fn, spec.name, spec.hooks)
-            metrics = {key: metric for key, metric in keys.items() if evaluation_of(metric) == spec.key}
-            names = self._estimator.names_of_metrics(spec.input_fn, spec.name) if metrics else []
+            metrics = {key: metric for key, metric in watched if evaluation_of(metric) == spec.key}
+            if not metrics:
+                continue
+            names = self._estimator.names_of_metrics(spec.input_fn, spec.name)
             for key, metric in metrics.items():
                 # A Keras metric may have several values, whose names are known only after an evaluation.
                 if names and not metric.startswith(tuple(names)):
@@ -351,12 +362,17 @@ class RunEvaluations(Evaluations):
             return [False] * len(self._specs)
         evaluated = {name.partition("/")[0] for name in retention.metrics_of(path)}
         exports_are_open = self._exports.is_open(path)
-        return [
-            (exports_are_open and bool(spec.exporters))
-            or any(not history.has(step) for history in self._histories_of(spec.key))
-            or (not self._histories_of(spec.key) and evaluation_prefix(spec.key) not in evaluated and self._due(spec))
-            for spec in self._specs
-        ]
+        missing = []
+        for spec in self._specs:
+            histories = self._histories_of(spec.key)
+            if exports_are_open and spec.exporters:
+                missing.append(True)
+            elif histories:
+                missing.append(any(not history.has(step) for history in histories))
+            else:
+                is_marked = evaluation_prefix(spec.key) in evaluated
+                missing.append(not is_marked and self._due(spec))
+        return missing
 
     def _histories_of(self, evaluation: str) -> list[MetricHistory]:
         return [history for history in self._histories if history.rule.evaluation == evaluation]
@@ -411,12 +427,17 @@ class RunEvaluations(Evaluations):
         except Exception as error:
             error.add_note(f"evaluating {name!r} at step {step} from {path or self._estimator.latest_checkpoint()}")
             raise
-        self._last_step[name] = self.last_step = step
+        self._last_step[name] = step
+        self.last_step = step
         self.last_path = path
         self._rate.evaluated()
-        for history in self._histories_of(name) if self._collectives.is_chief else ():
-            prefix, scalars = evaluation_prefix(name), tensorboard.scalars(self.metrics[name])
-            history.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
+        if not self._collectives.is_chief:
+            return
+        prefix = evaluation_prefix(name)
+        scalars = tensorboard.scalars(self.metrics[name])
+        metrics = {f"{prefix}/{key}": value for key, value in scalars.items() if key != "global_step"}
+        for history in self._histories_of(name):
+            history.note(step, metrics)
 
 
 def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) -> list[EvalSpec]:
@@ -433,5 +454,8 @@ def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) ->
         if rule.evaluation is not None and rule.evaluation not in names:
             evaluations = ", ".join(f"{evaluation_prefix(name)}/..." for name in names) or "none"
             raise ValueError(f"{rule.key}.metric={rule.metric}: there is no such evaluation. There are: {evaluations}.")
-    checked_exporters("train_and_evaluate", [one for spec in eval_specs for one in spec.exporters])
+    exporters: list[Exporter] = []
+    for spec in eval_specs:
+        exporters += spec.exporters
+    checked_exporters("train_and_evaluate", exporters)
     return eval_specs

@@ -44,16 +44,20 @@ class TrainLog:
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
-        self._context, self._config, self._program = context, setup.config, setup.program
+        self._context = context
+        self._config = setup.config
+        self._program = setup.program
         self._input = setup.input
-        self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
+        self._summary_writer = summary_writer
+        self._first_step = setup.model.store.global_step
         # A resumed run writes no point for its first step to the journal, so that its points are those of an
         # undisturbed run. Its summaries have such a point, because TensorFlow's SummarySaverHook writes one, too.
         self._is_new = setup.latest is None or self._first_step == 0
         self._writes_loss = "loss" not in setup.program.summaries.names  # otherwise model_fn writes it itself
         offset = self._first_step + 1 if self._config.summaries_from_first_step else 0
         self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
-        self._summary_every, self._metrics_every = Every(), Every()
+        self._summary_every = Every()
+        self._metrics_every = Every()
         self._steps_of_workers = collections.Counter[str]()  # since the last line about them
         self._times: list[np.ndarray] = []  # of the loops since the last line about them
         self._times_secs = 0.0
@@ -72,11 +76,14 @@ class TrainLog:
         Args:
           target: the global step at which training ends; None: unknown.
         """
-        steps, epochs = self._input.pipeline.remaining_steps(), None
-        if self._input.pipeline.num_epochs and steps and math.isfinite(steps):
+        steps = self._input.pipeline.remaining_steps()
+        epochs = None
+        num_epochs = self._input.pipeline.num_epochs
+        if num_epochs and steps and math.isfinite(steps):
             began = self._first_step - self._input.num_steps_read
-            epochs = Epochs(self._input.pipeline.num_epochs, steps / self._input.pipeline.num_epochs, began)
-            target = min(target or began + int(steps), began + int(steps))  # the input may end before `target`
+            epochs = Epochs(num_epochs, steps / num_epochs, began)
+            end_of_input = began + int(steps)
+            target = min(target or end_of_input, end_of_input)
         self._context.progress.start(target, self._first_step, epochs)
         # If the chief has summaries, they split the loops of all workers, because all must run the same graph
         # functions.
@@ -125,7 +132,8 @@ class TrainLog:
           advance: the number that a step adds to the global step.
           in_loops: any step may write summaries; False: only the last one.
         """
-        every, is_first = self._summary_every.steps, step == self._first_step
+        every = self._summary_every.steps
+        is_first = step == self._first_step
         if every is None:
             return NO_RECORDS
         if not in_loops or is_first:  # the first loop is short
@@ -142,9 +150,14 @@ class TrainLog:
           step: the global step before the loop.
           in_loops: loops write summaries and need not end for them, except a run's first loop.
         """
-        summaries = math.inf if in_loops and step > self._first_step else self._summary_every.steps_until_due(step)
-        has_first_point = self._is_new and step == self._first_step and self._metrics_every.steps is not None
-        return min(summaries, self._metrics_every.steps_until_due(step), 1 if has_first_point else math.inf)
+        is_first = step == self._first_step
+        due = [self._metrics_every.steps_until_due(step)]
+        if is_first or not in_loops:
+            due.append(self._summary_every.steps_until_due(step))
+        has_first_point = self._is_new and is_first and self._metrics_every.steps is not None
+        if has_first_point:
+            due.append(1)
+        return min(due)
 
     def note(self, result: StepResult, taken: LoopResult, *, logs_speed: bool = True) -> None:
         """Log a loop of at least one step. All workers must call this together.
@@ -177,9 +190,10 @@ class TrainLog:
                 "train/examples_per_sec": result.examples / result.secs,
             }
         speed = self._speed if logs_speed else {}
-        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if points else {}
-        for values in points.values():
-            values.update(rates)
+        if points:
+            rates = {f"train/{name}": rate for name, rate in self._program.rates().items()}
+            for values in points.values():
+                values.update(rates)
         self._note_points(points, speed)
         self._write_events(steps, result, points, speed)
         steps_per_sec, examples_per_sec = self._speed.values()
@@ -258,11 +272,13 @@ class TrainLog:
           twice: how many of these the lost worker had already taken, so that their examples were trained on twice.
         """
         self._context.journal.event("repeated", step=step, asked=asked, twice=twice)
+        what = "1 step was" if asked == 1 else f"{asked} steps were"
         _log.warning(
-            "A worker was lost, and %d %s repeated. It had already taken %d of them, so their examples were trained "
-            "on twice.",
-            asked, "step was" if asked == 1 else "steps were", twice,
-        )  # fmt: skip
+            "A worker was lost, and %s repeated. It had already taken %d of them, so their examples were trained on "
+            "twice.",
+            what,
+            twice,
+        )
 
     def _points_at(self, steps: np.ndarray, result: StepResult, taken: LoopResult) -> dict[int, dict[str, float]]:
         """Return step -> train/<name> -> value for each step at which a point is due.
@@ -336,8 +352,12 @@ class TrainLog:
             return {}
         names = list(self._scalars.metrics)
         sums, weights = np.split(taken.values["metrics"][-1], 2)
-        pairs = {name: (sums[names.index(name)], weights[names.index(name)]) for name in self._scalars.on_progress}
-        return {name: float(total / weight) for name, (total, weight) in pairs.items() if weight}
+        shown: dict[str, float] = {}
+        for name in self._scalars.on_progress:
+            number = names.index(name)
+            if weights[number]:
+                shown[name] = float(sums[number] / weights[number])
+        return shown
 
     def _write_numbers(self, scalars: Mapping[str, float], step: int) -> None:
         tf.summary.experimental.write_raw_pb(_summary_of(scalars), step=step)
@@ -370,9 +390,12 @@ class TrainLog:
 
     def summaries(self, outputs: Outputs, step: int) -> None:
         """Write the summaries of `step`, of which these are the outputs. All workers must call this together."""
-        packed, of_v1 = outputs.get("scalars"), outputs.get("protos", ())
-        sums = {} if packed is None else self._scalars.summary_sums(packed)
-        totals = over_workers(sums, self._summary_keys, self._context.collectives) if self._summary_keys else {}
+        packed = outputs.get("scalars")
+        of_v1 = outputs.get("protos", ())
+        totals: Mapping[str, Any] = {}
+        if self._summary_keys:
+            sums = {} if packed is None else self._scalars.summary_sums(packed)
+            totals = over_workers(sums, self._summary_keys, self._context.collectives)
         if not self._config.is_chief:
             return
         protos: list[tuple[int, bytes]] = [(step, proto) for proto in of_v1]
@@ -382,7 +405,8 @@ class TrainLog:
             for at, value in self._scalars.summaries_of(packed, totals, step):
                 values_at.setdefault(at, []).append(value)
             self._note_summaries(values_at, step)
-            protos += [(at, tf.compat.v1.Summary(value=one).SerializeToString()) for at, one in values_at.items()]
+            for at, values in values_at.items():
+                protos.append((at, tf.compat.v1.Summary(value=values).SerializeToString()))
         with self._summary_writer.as_default():
             for at, proto in protos:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
@@ -390,36 +414,47 @@ class TrainLog:
     def _keep_images(self, of_v1: Sequence[Any], of_v2: Sequence[bytes], step: int) -> None:
         """Log the images of a step as artifacts of the run, unless images of that step have been logged."""
         artifacts = current()
-        if artifacts is None or not artifacts.keeps_images or self._is_between(step):
+        if artifacts is None or not artifacts.keeps_images or self._is_only_after_resume(step):
             return
-        values = [one for proto in of_v1 for one in tf.compat.v1.Summary.FromString(bytes(proto)).value]
-        image_of = {one.tag: one.image.encoded_image_string for one in values if one.HasField("image")}
-        for image, value in zip(self._program.summaries.images, of_v2, strict=True):
-            pngs = tf.io.parse_tensor(value, tf.string).numpy()[2:] if value else ()
-            image_of |= {f"{image.tag}/{n}" if len(pngs) > 1 else image.tag: png for n, png in enumerate(pngs)}
-        for tag, png in image_of.items():
+        png_of: dict[str, bytes] = {}
+        for proto in of_v1:
+            for value in tf.compat.v1.Summary.FromString(bytes(proto)).value:
+                if value.HasField("image"):
+                    png_of[value.tag] = value.image.encoded_image_string
+        for image, packed in zip(self._program.summaries.images, of_v2, strict=True):
+            # Width and height come first.
+            pngs = tf.io.parse_tensor(packed, tf.string).numpy()[2:] if packed else ()
+            for number, png in enumerate(pngs):
+                tag = f"{image.tag}/{number}" if len(pngs) > 1 else image.tag
+                png_of[tag] = png
+        for tag, png in png_of.items():
             artifacts.image(tag, png, step)
 
-    def _is_between(self, step: int) -> bool:
+    def _is_only_after_resume(self, step: int) -> bool:
         """Report whether a step writes summaries only because it is the first step of a resumed run.
 
         An undisturbed run has no point there.
         """
+        is_first_of_resumed = step == self._first_step + 1 and not self._is_new
         every = self._write_every.steps or 1
-        return step == self._first_step + 1 and not self._is_new and (step - self._write_every.offset) % every != 0
+        is_due = (step - self._write_every.offset) % every == 0
+        return is_first_of_resumed and not is_due
 
     def _note_summaries(self, values_at: Mapping[int, Sequence[Any]], step: int) -> None:
         """Write the scalars of summaries to the journal, at their steps.
 
         If the runner or a metric reports a value under the same name at the same step, that value is kept instead.
         """
-        if self._is_between(step):
+        if self._is_only_after_resume(step):
             return
         own = {*RESERVED, *self._program.reported_names}
         for at, summaries in values_at.items():
-            values = {one.tag: _number(one) for one in summaries if one.tag.removeprefix("train/") not in own}
-            if values:
-                points = {name if name.startswith("train/") else f"train/{name}": one for name, one in values.items()}
+            points: dict[str, float] = {}
+            for summary in summaries:
+                name = summary.tag.removeprefix("train/")
+                if name not in own:
+                    points[f"train/{name}"] = _number(summary)
+            if points:
                 self._context.journal.metrics(at, points)
 
     def end(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -238,14 +237,7 @@ class TrainingRun:
                 )
             raise
         finally:
-            model.show_weights()
-            model.is_trained = False
-            self._context.journal.took("train", steps.secs)
-            self._setup.session_hooks.close()
-            for hook in hooks:
-                if hasattr(hook, "close"):  # absent in hooks that do not derive from Hook
-                    hook.close(self)
-            self._log.end()  # a hook's `close` may have logged
+            self._close()
 
     @property
     def goes_on(self) -> bool:
@@ -292,14 +284,11 @@ class TrainingRun:
         due.
         """
         step = self.global_step
-        cadences = [
-            self._checkpoints.every,
-            self._setup.session_hooks,
-            self._steps,
-            *(hook.every for hook in self._setup.hooks if hasattr(hook, "every")),
-        ]
-        logged = self._log.steps_until_due(step, in_loops=self._steps.records_in_loops)
-        distance = min(self._target - step, logged, *(cadence.steps_until_due(step) for cadence in cadences))
+        cadences: list[Any] = [self._checkpoints.every, self._setup.session_hooks, self._steps]
+        cadences += [hook.every for hook in self._setup.hooks if hasattr(hook, "every")]
+        distance = min(self._target - step, self._log.steps_until_due(step, in_loops=self._steps.records_in_loops))
+        for cadence in cadences:
+            distance = min(distance, cadence.steps_until_due(step))
         return self._steps.number_until(distance)
 
     def _save(self, *, asynchronous: bool) -> str:
@@ -312,10 +301,10 @@ class TrainingRun:
             self._follow_rollback()
             return str(self._checkpoints.latest)
         self._is_end_saved = setup.input.ended
-        calls = self._after_save if not self._next.interrupted else ()
-        with setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
-            for call in calls:
-                call(self)
+        if self._after_save and not self._next.interrupted:
+            with setup.program.kept_metrics.set_aside():
+                for call in self._after_save:
+                    call(self)
         return path
 
     def _follow_rollback(self) -> None:
@@ -363,9 +352,21 @@ class TrainingRun:
         for hook in self._setup.hooks:
             hook.end(self)
 
+    def _close(self) -> None:
+        """Close hooks and log, whether training has ended or failed."""
+        self._setup.model.show_weights()
+        self._setup.model.is_trained = False
+        self._context.journal.took("train", self._steps.secs)
+        self._setup.session_hooks.close()
+        for hook in self._setup.hooks:
+            if hasattr(hook, "close"):  # absent in hooks that do not derive from Hook
+                hook.close(self)
+        self._log.end()  # a hook's `close` may have logged
+
     def _refuse_empty_input(self) -> None:
         """Raise EmptyInputError if no worker has read an example, and that is why no step was taken."""
-        collectives, train_input = self._context.collectives, self._setup.input
+        collectives = self._context.collectives
+        train_input = self._setup.input
         (empty,) = collectives.sum([float(train_input.is_empty)])
         if empty == collectives.num_workers and not self.interrupted:
             raise EmptyInputError(f"training: {why_empty(train_input.pipeline, ModeKeys.TRAIN, collectives)}")
@@ -373,7 +374,7 @@ class TrainingRun:
 
 def _warn_of_lost_state(trace: Trace, store: VariableStore) -> None:
     """Warn of state of model_fn that is in no checkpoint."""
-    others = [one.name.partition(":")[0] for one in trace.variables_of_others(store)]
+    others = [variable.name.partition(":")[0] for variable in trace.variables_of_others(store)]
     if others:
         _log.warning(
             "model_fn uses variables that were made outside of it (%s). No optimizer changes them, and no checkpoint "

@@ -102,7 +102,9 @@ class TrainSetupBuilder:
     """
 
     def __init__(self, context: EstimatorContext, models: Models, warm_start: Callable[[Model], None]) -> None:
-        self._context, self._models, self._warm_start = context, models, warm_start
+        self._context = context
+        self._models = models
+        self._warm_start = warm_start
         self._last_function: Any = None  # the input function of the last call; None: this is the first
 
     @functools.cached_property
@@ -139,7 +141,9 @@ class TrainSetupBuilder:
         train_input = self._open_input(input_fn, max_epochs, checkpoint, resumed)
         if train_input.was_at_its_end and not reads_again:
             return None
-        context, model, pipeline = self._context, self._models.for_training, train_input.pipeline
+        context = self._context
+        model = self._models.for_training
+        pipeline = train_input.pipeline
         model.store.forget_hooks()
         # Only by the caller's hooks: those of model_fn are known after the trace, which needs this.
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"

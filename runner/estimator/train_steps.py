@@ -66,8 +66,8 @@ class TrainSteps:
         self._fetch_every = Every()
         # Only the chief measures the wait for input, because it decides the length of loops.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
-        length = LoopLength(1 if nan.needs_single_steps else setup.config.steps_per_loop)
-        self._pace = Pace(length, self._can_group, WaitTimer(is_on=is_timed))
+        steps_per_loop = 1 if nan.needs_single_steps else setup.config.steps_per_loop
+        self._pace = Pace(LoopLength(steps_per_loop), self._can_group, WaitTimer(is_on=is_timed))
 
     def begin(self, names: Sequence[str]) -> None:
         """Agree with the other workers on the kind of loops. All workers must call this together, before the first.
@@ -93,9 +93,10 @@ class TrainSteps:
 
         They do if no hook fetches of a step, and each step adds one to the global step.
         """
-        program = self._setup.program
         have_fetches = bool(self._names) or not self._setup.session_hooks.is_empty
-        return program.records_in_loops and not have_fetches and self.advance == 1 and self._log.has_summaries
+        if have_fetches or self.advance != 1:
+            return False
+        return self._setup.program.records_in_loops and self._log.has_summaries
 
     @property
     def secs(self) -> float:
@@ -105,10 +106,12 @@ class TrainSteps:
     @property
     def steps_per_sec(self) -> float:
         """As `TrainingRun.steps_per_sec`."""
-        steps, secs = self.global_step - self.first_step, self._pace.secs
+        steps = self.global_step - self.first_step
+        secs = self._pace.secs
         later_steps = steps - self._pace.first_steps * self.advance
         if later_steps > 0:
-            steps, secs = later_steps, secs - self._pace.first_secs
+            steps = later_steps
+            secs = secs - self._pace.first_secs
         return steps / secs if secs else 0.0
 
     @property
@@ -156,11 +159,15 @@ class TrainSteps:
         loop = model.training_loop(
             program, request, records=records, in_groups=plan.in_groups, splits=self._always_splits
         )
-        iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
+        iterator = train_input.iterator
+        if plan.is_sampled:
+            iterator = self._pace.wait.timed(iterator)
         steps = Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values)
         taken = self._run_loop(loop, iterator, steps)
         self._note_read(taken)
-        losses = self._context.collectives.sum(taken.losses) if program.has_local_losses else taken.losses
+        losses: Sequence[float] = taken.losses
+        if program.has_local_losses:
+            losses = self._context.collectives.sum(losses)
         self._note_taken(taken)
         result = StepResult(
             first_step=before + 1,
@@ -216,11 +223,12 @@ class TrainSteps:
         pipeline = self._setup.input.pipeline
         elements = (self.global_step - self.first_step) // self.advance * pipeline.division.elements_per_step
         rows = self.examples / max(1, elements)
-        is_possible = program.can_group and are_small(pipeline.element_spec, rows) and pipeline.may_read_ahead
-        if is_possible and not self._nan.needs_place:
-            program.loop(records=self.records_in_loops, in_groups=True).prepare(self._setup.input.iterator)
-            return True
-        return False
+        if self._nan.needs_place or not program.can_group:
+            return False
+        if not are_small(pipeline.element_spec, rows) or not pipeline.may_read_ahead:
+            return False
+        program.loop(records=self.records_in_loops, in_groups=True).prepare(self._setup.input.iterator)
+        return True
 
     @contextlib.contextmanager
     def _data_may_end(self) -> Iterator[None]:
