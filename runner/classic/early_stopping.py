@@ -128,8 +128,11 @@ class _StopWhen(Hook, tf.compat.v1.train.SessionRunHook):
 
     def __init__(self, should_stop_fn: Callable[[], bool], every: Every, *, is_chief: bool) -> None:
         self.every = Every(steps=every.steps)  # loops end at these steps; seconds are only checked between loops
-        self._should_stop_fn, self._cadence, self._is_chief = should_stop_fn, every, is_chief
-        self._asked, self._calls = time.monotonic(), 0
+        self._should_stop_fn = should_stop_fn
+        self._cadence = every
+        self._is_chief = is_chief
+        self._asked = time.monotonic()
+        self._calls = 0
 
     def begin(self, run: Run | None = None) -> None:
         self._calls = 0
@@ -142,7 +145,8 @@ class _StopWhen(Hook, tf.compat.v1.train.SessionRunHook):
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._calls += 1
-        if (self._calls == 1 or self._is_due(self._calls - 1, self._calls)) and self._ends():
+        is_due = self._calls == 1 or self._is_due(self._calls - 1, self._calls)
+        if is_due and self._ends():
             run_context.request_stop()
 
     def _is_due(self, before: int, after: int) -> bool:
@@ -172,13 +176,13 @@ def _watching(
 
     def should_stop() -> bool:
         found = read_eval_metrics(eval_dir)
-        there = sorted({name for metrics in found.values() for name in metrics})
+        there = sorted(set().union(*found.values()))
         if there and metric not in there:
             raise KeyError(
                 f"an early stopping hook reads the metric {metric!r}, but the evaluations in {eval_dir} only have: "
                 f"{', '.join(there)}. Change metric_name."
             )
-        values = {step: one[metric] for step, one in found.items() if step >= min_steps and metric in one}
+        values = {step: metrics[metric] for step, metrics in found.items() if step >= min_steps and metric in metrics}
         reason = ends(values)
         if reason:
             _log.info("Training stops early: %s is %s.", metric, reason)
@@ -190,9 +194,10 @@ def _watching(
 def _first_beyond(
     threshold: float, passes: Callable[[float, float], bool], word: str, values: Mapping[int, float]
 ) -> str:
-    found = (f"{value:g} at step {step}, {word} {threshold:g}" for step, value in values.items()
-             if passes(value, threshold))  # fmt: skip
-    return next(found, "")
+    for step, value in values.items():
+        if passes(value, threshold):
+            return f"{value:g} at step {step}, {word} {threshold:g}"
+    return ""
 
 
 def _best_of_long_ago(max_steps: int, is_better: Callable[[float, float], bool], values: Mapping[int, float]) -> str:

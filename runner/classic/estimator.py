@@ -135,10 +135,10 @@ class Estimator(engine.Estimator):
         while True:
             try:
                 with _errors_of_restoring():
-                    one = following()
+                    prediction = following()
             except StopIteration:
                 return
-            yield one
+            yield prediction
 
     @eagerly()
     def train_run(
@@ -173,15 +173,19 @@ class Estimator(engine.Estimator):
         return LoggedJournal(super()._own_journal(config, collectives, progress), progress)
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
-        return input_fn if isinstance(input_fn, Input) else as_classic_input(named_only(input_fn))
+        if isinstance(input_fn, Input):
+            return input_fn
+        return as_classic_input(named_only(input_fn))
 
     @property
     def model_fn(self) -> Callable[..., Any]:
         """A function (features, labels, mode, config=None) that calls the user's model_fn with its params."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
-            own = self._context.model_fn
-            spec = (own if config is None else dataclasses.replace(own, config=config))(features, labels, mode)
+            called = self._context.model_fn
+            if config is not None:
+                called = dataclasses.replace(called, config=config)
+            spec = called(features, labels, mode)
             return EstimatorSpec(**{**spec._asdict(), "export_outputs": spec.export_outputs or None})
 
         return model_fn
@@ -231,8 +235,11 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
     Raises:
       ValueError: metric_fn declares other arguments.
     """
-    bound, parameters = getattr(metric_fn, "keywords", {}), inspect.signature(metric_fn).parameters  # of a partial
-    takes = [name for name, one in parameters.items() if name not in bound and "VAR" not in one.kind.name]
+    bound = getattr(metric_fn, "keywords", {})  # of a partial
+    takes = []
+    for name, parameter in inspect.signature(metric_fn).parameters.items():
+        if name not in bound and "VAR" not in parameter.kind.name:
+            takes.append(name)
     unknown = [name for name in takes if name not in _METRIC_FN_ARGUMENTS]
     if unknown:
         raise ValueError(
@@ -297,8 +304,10 @@ class LoggedJournal(NullJournal):
         if self._last is None:
             tf.get_logger().info("loss = %.7g, step = %d", loss, step)
         else:
-            steps, secs = step - self._last[0], now - self._last[1]
-            tf.get_logger().info("global_step/sec: %.6g", steps / secs if secs else 0.0)
+            steps = step - self._last[0]
+            secs = now - self._last[1]
+            speed = steps / secs if secs else 0.0
+            tf.get_logger().info("global_step/sec: %.6g", speed)
             tf.get_logger().info("loss = %.7g, step = %d (%.3f sec)", loss, step, secs)
         self._last = step, now
 

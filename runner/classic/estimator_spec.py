@@ -30,14 +30,18 @@ _NEEDS = {ModeKeys.TRAIN: ("train_op", "loss"), ModeKeys.EVAL: ("loss",), ModeKe
 def _is_metric(value: Any) -> bool:
     if isinstance(value, _TENSOR):  # one value per example
         return value.shape.rank != 0
-    is_keras = hasattr(value, "result") and hasattr(value, "update_state") and not isinstance(value, type)
-    return is_keras or (isinstance(value, tuple) and len(value) == 2)
+    if isinstance(value, tuple):
+        return len(value) == 2
+    is_keras = hasattr(value, "result") and hasattr(value, "update_state")
+    return is_keras and not isinstance(value, type)
 
 
 def _is_here(value: Any) -> bool:
     """Report whether `value` belongs to the default graph. Variables and eager values belong to any."""
+    if isinstance(value, tf.Variable) or tf.executing_eagerly():
+        return True
     here = tf.compat.v1.get_default_graph()
-    return isinstance(value, tf.Variable) or tf.executing_eagerly() or getattr(value, "graph", here) is here
+    return getattr(value, "graph", here) is here
 
 
 def _itself(value: Any) -> list[Any]:
@@ -49,7 +53,7 @@ def _values(value: Any) -> list[Any]:
 
 
 def _in_pairs(metrics: Mapping[str, Any]) -> list[Any]:
-    return tf.nest.flatten([one for one in metrics.values() if isinstance(one, tuple)])
+    return tf.nest.flatten([metric for metric in metrics.values() if isinstance(metric, tuple)])
 
 
 _HERE = "it must be of the graph in which model_fn was called; make it inside model_fn, anew in each call"
@@ -103,25 +107,26 @@ class EstimatorSpec(_Fields):
 
     def __new__(cls, *args: Any, optimizer: Any = None, loss_weight: Any = None, **fields: Any) -> EstimatorSpec:
         given = _Fields(*args, **fields)._asdict()
-        mode, given["scaffold"] = given["mode"], given["scaffold"] or tf.compat.v1.train.Scaffold()
-        for name in _NEEDS.get(str(mode), ()):
-            if given[name] is None and not (name == "train_op" and optimizer is not None):
-                raise ValueError(f"EstimatorSpec(mode={mode!r}, {name}=None): {name} is required in this mode.")
-        exported = given if mode == ModeKeys.PREDICT else {**given, "export_outputs": None}
-        for name, parts, allowed, error, text in _CHECKS:
-            for part in parts(exported[name]) if exported[name] is not None else ():
-                if not fits(part, allowed):
-                    raise error(f"EstimatorSpec({name}=...): {text}, but got {part!r}.")
-        for name in (name for name in given if name.endswith("_hooks")):
-            given[name] = tuple(checked("hook", given[name]))
-        of_each = mode == ModeKeys.EVAL or (mode == ModeKeys.TRAIN and optimizer is not None)
-        given["loss"] = None if given["loss"] is None else _as_scalar(given["loss"], of_each=of_each)
+        mode = given["mode"]
+        given["scaffold"] = given["scaffold"] or tf.compat.v1.train.Scaffold()
+        _check_needed(given, optimizer)
+        _check_types(given)
+        for name in given:
+            if name.endswith("_hooks"):
+                given[name] = tuple(checked("hook", given[name]))
+        if given["loss"] is not None:
+            of_each = mode == ModeKeys.EVAL or (mode == ModeKeys.TRAIN and optimizer is not None)
+            given["loss"] = _as_scalar(given["loss"], of_each=of_each)
         has_own_outputs = given["export_outputs"] is not None
         if mode == ModeKeys.PREDICT and given["export_outputs"] != {}:
             given["export_outputs"] = outputs_of(given["predictions"], given["export_outputs"])
-        given |= {name: given[name] if given[name] is not None else {} for name in ("predictions", "eval_metric_ops")}
+        for name in ("predictions", "eval_metric_ops"):
+            if given[name] is None:
+                given[name] = {}
         spec = super().__new__(cls, **given)
-        spec.optimizer, spec.loss_weight, spec._has_own_outputs = optimizer, loss_weight, has_own_outputs
+        spec.optimizer = optimizer
+        spec.loss_weight = loss_weight
+        spec._has_own_outputs = has_own_outputs
         return spec
 
     def _replace(self, **changes: Any) -> EstimatorSpec:
@@ -146,6 +151,23 @@ class EstimatorSpec(_Fields):
         if not fields.pop("_has_own_outputs", True):
             fields["export_outputs"] = None
         return model_fn.EstimatorSpec(**fields)
+
+
+def _check_needed(given: Mapping[str, Any], optimizer: Any) -> None:
+    for name in _NEEDS.get(str(given["mode"]), ()):
+        is_made_by_optimizer = name == "train_op" and optimizer is not None
+        if given[name] is None and not is_made_by_optimizer:
+            raise ValueError(f"EstimatorSpec(mode={given['mode']!r}, {name}=None): {name} is required in this mode.")
+
+
+def _check_types(given: Mapping[str, Any]) -> None:
+    for name, parts, allowed, error, text in _CHECKS:
+        is_read = name != "export_outputs" or given["mode"] == ModeKeys.PREDICT
+        if given[name] is None or not is_read:
+            continue
+        for part in parts(given[name]):
+            if not fits(part, allowed):
+                raise error(f"EstimatorSpec({name}=...): {text}, but got {part!r}.")
 
 
 def _as_scalar(loss: Any, *, of_each: bool) -> Any:

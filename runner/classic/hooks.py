@@ -62,12 +62,18 @@ class ProfilerHook(Hook, tf.compat.v1.train.SessionRunHook):
         if (save_steps is None) == (save_secs is None):
             raise ValueError(f"ProfilerHook(save_steps={save_steps}, save_secs={save_secs}): give exactly one of them.")
         self.every = _EachNth(steps=save_steps)
-        self._steps, self._secs, self._folder = save_steps, save_secs, output_dir
-        self._last, self._is_running = time.monotonic(), False
+        self._steps = save_steps
+        self._secs = save_secs
+        self._folder = output_dir
+        self._last = time.monotonic()
+        self._is_running = False
 
     def before_step(self, run: Run, step: int) -> None:
-        waited = time.monotonic() - self._last
-        if (step + 1) % self._steps == 0 if self._steps else waited >= (self._secs or 0):
+        if self._steps:
+            is_due = (step + 1) % self._steps == 0
+        else:
+            is_due = time.monotonic() - self._last >= (self._secs or 0)
+        if is_due:
             tf.profiler.experimental.start(self._folder or run.model_dir)
             self._is_running = True
 
@@ -76,7 +82,8 @@ class ProfilerHook(Hook, tf.compat.v1.train.SessionRunHook):
 
     def close(self, run: Run) -> None:
         if self._is_running:
-            self._is_running, self._last = False, time.monotonic()
+            self._is_running = False
+            self._last = time.monotonic()
             tf.profiler.experimental.stop()
 
 

@@ -55,7 +55,8 @@ def _checked_arrays(x: Any, y: Any) -> tuple[Any, Any]:
     """
     if not isinstance(x, Mapping | np.ndarray):
         raise TypeError(f"numpy_input_fn(x=...): x must be an array or a dict of arrays, not {type(x).__name__}.")
-    if not (len(x) if isinstance(x, Mapping) else x.size):
+    size = len(x) if isinstance(x, Mapping) else x.size
+    if not size:
         raise ValueError("numpy_input_fn(x=...): x is empty.")
     if isinstance(y, Mapping) and not y:
         raise ValueError("numpy_input_fn(y={}): y is empty. Use y=None if there are no labels.")
@@ -201,12 +202,18 @@ def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
         return input_fn
     bound = input_fn.keywords if isinstance(input_fn, functools.partial) else {}
     parameters = list(signature.parameters.values())
-    required = [one for one in parameters if one.default is one.empty and one.name not in ARGUMENTS]
-    if missing := [one.name for one in required if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]:
+    missing: list[str] = []
+    for parameter in parameters:
+        takes_any = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        is_required = parameter.default is parameter.empty and not takes_any
+        if is_required and parameter.name not in ARGUMENTS:
+            missing.append(parameter.name)
+    if missing:
         raise TypeError(f"input_fn requires {', '.join(missing)}, but gets no more than {', '.join(ARGUMENTS)}.")
-    named = [one for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in bound]
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+    without_any = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    if len(without_any) == len(parameters):
         return input_fn
+    named = [parameter for parameter in without_any if parameter.name not in bound]
 
     @functools.wraps(getattr(input_fn, "func", input_fn))
     def called(**arguments: Any) -> Any:
@@ -221,7 +228,8 @@ def _input_fn(
 ) -> Callable[[], Any]:
     def as_dataset() -> tf.data.Dataset:
         features, labels = data()
-        dataset = tf.data.Dataset.from_tensor_slices(features if labels is None else (features, labels))
+        arrays = features if labels is None else (features, labels)
+        dataset = tf.data.Dataset.from_tensor_slices(arrays)
         if shuffle:
             dataset = dataset.shuffle(int(dataset.cardinality()))
         return dataset.repeat(num_epochs).batch(batch_size)
@@ -244,7 +252,9 @@ def _check_shuffle(shuffle: Any, name: str) -> None:
 
 
 def _arrays(given: Any) -> Any:
-    return {name: np.asarray(values) for name, values in given.items()} if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping):
+        return given
+    return {name: np.asarray(values) for name, values in given.items()}
 
 
 def _columns(frame: Any) -> dict[str, np.ndarray]:

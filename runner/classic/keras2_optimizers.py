@@ -49,13 +49,15 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         self._values = {"decay": 0.0, **self.defaults, **given}
         rate = self._values["learning_rate"]
         self._schedule: Callable[[tf.Tensor], tf.Tensor] | None = rate if callable(rate) else None
-        variables = [*(() if self._schedule else ("learning_rate",)), "decay", *self.settings]
+        variables = ["decay", *self.settings]
+        if self._schedule is None:
+            variables.insert(0, "learning_rate")
         self._settings = {setting: self._values[setting] for setting in variables}
-        self._initial_slots = {
-            slot: self._values.get(f"initial_{slot}_value", 0.0)
-            for slot in self.slots
-            if slot != "momentum" or self._values["momentum"]
-        }
+        self._initial_slots: dict[str, float] = {}
+        for slot in self.slots:
+            has_none = slot == "momentum" and not self._values["momentum"]
+            if not has_none:
+                self._initial_slots[slot] = self._values.get(f"initial_{slot}_value", 0.0)
         self._factor: Any = None
         self._scope: str | None = None
         self._variables_by_name: dict[str, Any] = {}
@@ -227,7 +229,8 @@ class Adam(KerasNamed):
         return tf.group(*written, handle.assign_sub(step, read_value=False))
 
     def _betas(self, variable: Any) -> tuple[tf.Tensor, ...]:
-        beta1, beta2 = self.setting("beta_1", variable), self.setting("beta_2", variable)
+        beta1 = self.setting("beta_1", variable)
+        beta2 = self.setting("beta_2", variable)
         now = self.num_updates(variable) + 1
         return beta1, beta2, tf.pow(beta1, now), tf.pow(beta2, now)
 
@@ -249,7 +252,8 @@ class Adamax(Adam):
 
     def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         beta1, beta2, power1, _ = self._betas(handle)
-        m, v = self.get_slot(handle, "m"), self.get_slot(handle, "v")
+        m = self.get_slot(handle, "m")
+        v = self.get_slot(handle, "v")
         m_now = tf.gather(m, indices) * beta1 + grad * (1 - beta1)
         v_now = tf.maximum(tf.gather(v, indices) * beta2, tf.abs(grad))
         step = -self.rate(handle) / (1 - power1) * m_now / (v_now + self._values["epsilon"])
@@ -280,7 +284,8 @@ class RMSprop(KerasNamed):
     def _apply(self, grad: tf.Tensor, handle: Any) -> Any:
         if "momentum" in self._initial_slots:
             return super()._apply(grad, handle)
-        rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
+        rho = self.setting("rho", handle)
+        rms = self.get_slot(handle, "rms")
         spread = rho * rms + (1 - rho) * tf.square(grad)
         written = [rms.assign(spread, read_value=False)]
         if "mg" in self.slots:

@@ -90,9 +90,10 @@ def model_to_estimator(
             f"model_to_estimator(checkpoint_format='checkpoint'): {keras_model.name!r} is of a class of your own, "
             "which needs the format 'saver'."
         )
-    config = with_model_dir(model_dir, run_config.RunConfig() if config is None else config)
-    names, outputs, objects = metric_names_map or {}, export_outputs or {}, custom_objects or {}
-    return _KerasEstimator(_Template(family, keras_model, names, outputs, objects), config)
+    if config is None:
+        config = run_config.RunConfig()
+    template = _Template(family, keras_model, metric_names_map or {}, export_outputs or {}, custom_objects or {})
+    return _KerasEstimator(template, with_model_dir(model_dir, config))
 
 
 class _KerasEstimator(Estimator):
@@ -152,10 +153,13 @@ class _Template:
 
     def __post_init__(self) -> None:
         self._optimizer = self._family.optimizers_of_before(self._model)
-        # `compile` requires an optimizer; this one makes no variables.
-        renewed = self._model.optimizer if self._optimizer is None else self._family.keras.optimizers.legacy.SGD()
+        renewed = self._model.optimizer
+        if self._optimizer is not None:
+            renewed = self._family.keras.optimizers.legacy.SGD()  # `compile` requires one; this makes no variables
         self._compile_with = _compiled_with(self._model, renewed)
-        self._values = [np.array(one) for one in self._model.weights] if self._model.built else []
+        self._values: list[np.ndarray] = []
+        if self._model.built:
+            self._values = [np.array(weight) for weight in self._model.weights]
         # As in tf.estimator, a model that cannot be rebuilt is refused at once. In a graph this makes no values.
         with tf.Graph().as_default() as graph, keras_trace(graph), self._family.tracing():
             self._note_weights(self._rebuilt())
@@ -163,7 +167,8 @@ class _Template:
     def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         sample_weights = None
         if isinstance(features, Mapping) and set(features) == {"features", "sample_weights"}:
-            features, sample_weights = features["features"], features["sample_weights"]
+            sample_weights = features["sample_weights"]
+            features = features["features"]
         with self._family.tracing():
             model = self._rebuilt()
             inputs = _named(model, features)
@@ -177,8 +182,10 @@ class _Template:
                 return spec
             labels = _by_outputs(model, outputs, labels)
             sample_weights = _by_outputs(model, outputs, sample_weights, are_weights=True)
-            training = {"training": mode == ModeKeys.TRAIN} if self._family.loss_takes_training else {}
-            loss = model.compute_loss(features, labels, outputs, sample_weights, **training)
+            more: dict[str, Any] = {}
+            if self._family.loss_takes_training:
+                more["training"] = mode == ModeKeys.TRAIN
+            loss = model.compute_loss(features, labels, outputs, sample_weights, **more)
             if mode == ModeKeys.TRAIN:
                 if self._metric_names:  # checked in each mode, as in tf.estimator
                     self._metrics(model, labels, outputs)
@@ -187,23 +194,30 @@ class _Template:
             return spec._replace(loss=loss, eval_metric_ops=self._metrics(model, labels, outputs))
 
     def _signatures(self, predictions: Mapping[str, Any]) -> dict[str, Any]:
-        classes = [name for name, one in self._export_outputs.items() if isinstance(one, type)]
+        if not self._export_outputs:
+            return {}
+        classes = [name for name, output in self._export_outputs.items() if isinstance(output, type)]
         _chosen(predictions, classes, "export_outputs: the outputs of the model")
-        made = {name: one(predictions[name]) if name in classes else one for name, one in self._export_outputs.items()}
-        return {DEFAULT: PredictOutput(dict(predictions)), **made} if made else {}
+        signatures: dict[str, Any] = {DEFAULT: PredictOutput(dict(predictions))}
+        for name, output in self._export_outputs.items():
+            signatures[name] = output(predictions[name]) if name in classes else output
+        return signatures
 
     def _optimizer_of(self, model: Any) -> Any:
-        if self._optimizer is None:
-            optimizers, parts = [model.optimizer], [model]
-        else:
-            optimizers = list(self._optimizer())
+        optimizers = [model.optimizer] if self._optimizer is None else list(self._optimizer())
+        parts = [model]
+        if len(optimizers) > 1:
             # The only models with several optimizers are those of the class WideDeepModel, which has one for each part.
-            parts = [model] if len(optimizers) == 1 else [model.linear_model, model.dnn_model]
-        names = [{self._family.name(one) for one in part.trainable_weights} for part in parts]
+            parts = [model.linear_model, model.dnn_model]
+        names = [self._names_of_trained(part) for part in parts]
         # tf_keras makes the variables of a frozen layer trainable, too.
-        if len(names) == 1 and names[0] >= {one.name.partition(":")[0] for one in v1.trainable_variables()}:
+        trainable = {variable.name.partition(":")[0] for variable in v1.trainable_variables()}
+        if len(names) == 1 and names[0] >= trainable:
             return optimizers[0]
         return InParts(optimizers, names)
+
+    def _names_of_trained(self, model: Any) -> set[str]:
+        return {self._family.name(weight) for weight in model.trainable_weights}
 
     def _rebuilt(self) -> Any:
         """Return a copy of the given model with new variables."""
@@ -225,16 +239,19 @@ class _Template:
     def _note_weights(self, model: Any) -> None:
         if self.weights or not self._values or not model.built:
             return
-        ours, theirs = ([tuple(one.shape) for one in some] for some in (model.weights, self._values))
+        ours = [tuple(weight.shape) for weight in model.weights]
+        theirs = [tuple(value.shape) for value in self._values]
         if ours != theirs:
             raise ValueError(
                 f"model_to_estimator: when {self._model.name!r} is rebuilt, its weights have the shapes {ours} instead "
                 f"of {theirs}. Call the model on a batch first, so that all weights exist."
             )
-        self.weights = {self._family.name(one): value for one, value in zip(model.weights, self._values, strict=True)}
+        names = [self._family.name(weight) for weight in model.weights]
+        self.weights = dict(zip(names, self._values, strict=True))
 
     def _metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
-        found, names = self._family.metrics(model, labels, outputs), self._metric_names
+        found = self._family.metrics(model, labels, outputs)
+        names = self._metric_names
         if names and found and set(names) != set(found):
             raise ValueError(f"metric_names_map names {[*names]}, but the metrics given to compile are {[*found]}.")
         return {names.get(name, name): metric for name, metric in found.items()}
@@ -247,8 +264,8 @@ class _Family:
 
     def __init__(self, keras: Any) -> None:
         self.keras = keras
-        one = keras.Input([1])
-        self.of_layers = (keras.Sequential, type(keras.Model(one, one)))
+        some_input = keras.Input([1])
+        self.of_layers = (keras.Sequential, type(keras.Model(some_input, some_input)))
 
     def is_compiled(self, model: Any) -> bool:
         return bool(model.compiled)
@@ -272,10 +289,12 @@ class _Family:
 
     def metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
         """Return name in `fit` -> metric, of those given to `compile`."""
-        given = next((one for one in model.metrics if hasattr(one, "metrics")), None)
-        if given is not None and not given.built:
+        given = next((metric for metric in model.metrics if hasattr(metric, "metrics")), None)
+        if given is None:
+            return {}
+        if not given.built:
             given.build(labels, outputs)
-        return {} if given is None else dict(zip(given.result(), given.metrics, strict=True))
+        return dict(zip(given.result(), given.metrics, strict=True))
 
     def begun_with(self, model: Any, inputs: Any) -> Any:
         """Return the copy of a model, ready to be called on `inputs`."""
@@ -304,10 +323,19 @@ class _Keras2(_Family):
 
     def optimizers_of_before(self, model: Any) -> Callable[[], Sequence[Any]] | None:
         given = model.optimizer if isinstance(model.optimizer, list | tuple) else [model.optimizer]
-        makers = [self._of_before(one) for one in given]
+        makers = [self._of_before(optimizer) for optimizer in given]
         if makers == [None]:
             return None
-        return lambda: [(make or _recipe(one))() for make, one in zip(makers, given, strict=True)]
+
+        def make_all() -> list[Any]:
+            optimizers = []
+            for make, optimizer in zip(makers, given, strict=True):
+                if make is None:
+                    make = _recipe(optimizer)
+                optimizers.append(make())
+            return optimizers
+
+        return make_all
 
     def _of_before(self, optimizer: Any) -> Callable[[], Any] | None:
         given = getattr(optimizer, "optimizer", None)  # `compile` wraps an optimizer of TensorFlow 1
@@ -331,7 +359,8 @@ class _Keras2(_Family):
 
     def begun_with(self, model: Any, inputs: Any) -> Any:
         # As in tf.estimator, names in a sequential model have no scope, even if it learns its input only here.
-        if not isinstance(model, self.keras.Sequential) or model.built or not isinstance(inputs, tf.Tensor):
+        learns_its_input = isinstance(model, self.keras.Sequential) and not model.built
+        if not learns_its_input or not isinstance(inputs, tf.Tensor):
             return model
         begin = self.keras.Input(inputs.shape[1:], dtype=inputs.dtype)
         return self.keras.Sequential([begin, *model.layers], name=model.name)
@@ -344,7 +373,7 @@ def _family_of(model: Any) -> _Family:
     for name, family in (("keras", _Family), ("tf_keras", _Keras2)):
         if name in sys.modules and isinstance(model, sys.modules[name].Model):
             return family(sys.modules[name])
-    if any(one.__module__.startswith("tensorflow.python.keras") for one in type(model).__mro__):
+    if any(base.__module__.startswith("tensorflow.python.keras") for base in type(model).__mro__):
         raise ValueError(
             f"model_to_estimator: {type(model).__name__} is a model of tensorflow.python.keras, which only works in a "
             "model_fn: import its layers and models from tensorflow.keras."
@@ -366,7 +395,8 @@ def _named(model: Any, features: Any) -> Any:
     if len(names) > 1 and isinstance(features, Mapping) and isinstance(model.input, Mapping):
         return {name: features[name] for name in names}
     given = _chosen(features, names, "the features of input_fn")
-    return given[0] if len(given) == len(names) == 1 else given
+    is_single = len(names) == 1 and len(given) == 1
+    return given[0] if is_single else given
 
 
 def _by_outputs(model: Any, outputs: Any, given: Any, *, are_weights: bool = False) -> Any:
@@ -382,11 +412,21 @@ def _by_outputs(model: Any, outputs: Any, given: Any, *, are_weights: bool = Fal
         return given
     names = _output_names(model, outputs)
     if are_weights:
-        if set(given) - set(names) if isinstance(given, Mapping) else len(given) != len(names):
-            shown = [*given] if isinstance(given, Mapping) else f"{len(given)} tensors"
-            raise ValueError(f"model_to_estimator: sample_weights has {shown}, but the model has the outputs {names}.")
-        given = {**dict.fromkeys(names), **given} if isinstance(given, Mapping) else given
+        _check_weights(given, names)
+        if isinstance(given, Mapping):
+            given = {**dict.fromkeys(names), **given}
     return tf.nest.pack_sequence_as(outputs, _chosen(given, names, "the labels of input_fn"))
+
+
+def _check_weights(given: Any, names: Sequence[str]) -> None:
+    if isinstance(given, Mapping):
+        fits = set(given) <= set(names)
+        shown = str([*given])
+    else:
+        fits = len(given) == len(names)
+        shown = f"{len(given)} tensors"
+    if not fits:
+        raise ValueError(f"model_to_estimator: sample_weights has {shown}, but the model has the outputs {names}.")
 
 
 def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
@@ -397,7 +437,8 @@ def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
     """
     if not isinstance(given, Mapping):
         return list(given)
-    if missing := [name for name in names if name not in given]:
+    missing = [name for name in names if name not in given]
+    if missing:
         raise MissingFeatureError(f"model_to_estimator: {what} lack {missing}; there are {[*given]}.")
     return [given[name] for name in names]
 
@@ -405,18 +446,22 @@ def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
 def _output_names(model: Any, outputs: Any) -> list[str]:
     flat = tf.nest.flatten(outputs)
     names = list(getattr(model, "output_names", None) or [])
-    return names if len(names) == len(flat) else [f"output_{number + 1}" for number in range(len(flat))]
+    if len(names) == len(flat):
+        return names
+    return [f"output_{number + 1}" for number in range(len(flat))]
 
 
 def _compiled_with(model: Any, optimizer: Any) -> dict[str, Callable[[], Any]]:
     """Return argument of `compile` -> function that makes a new value for it, with fresh state."""
     given = {**keras_models.compile_arguments(model), "optimizer": optimizer}
-    renewed, kept = ("optimizer", "metrics", "weighted_metrics"), ("loss", "loss_weights")
-    return {
-        name: _recipe(given[name]) if name in renewed else functools.partial(given.get, name)
-        for name in (*renewed, *kept)
-        if given.get(name) is not None
-    }
+    makers: dict[str, Callable[[], Any]] = {}
+    for name in ("optimizer", "metrics", "weighted_metrics"):
+        if given.get(name) is not None:
+            makers[name] = _recipe(given[name])
+    for name in ("loss", "loss_weights"):
+        if given.get(name) is not None:
+            makers[name] = functools.partial(given.get, name)
+    return makers
 
 
 def _recipe(nest: Any) -> Callable[[], Any]:
@@ -424,10 +469,10 @@ def _recipe(nest: Any) -> Callable[[], Any]:
     present configs. Other values are reused.
     """
     if isinstance(nest, Mapping):
-        inner = {name: _recipe(one) for name, one in nest.items()}
-        return lambda: {name: make() for name, make in inner.items()}
+        by_name = {name: _recipe(value) for name, value in nest.items()}
+        return lambda: {name: make() for name, make in by_name.items()}
     if isinstance(nest, list | tuple):
-        makers = [_recipe(one) for one in nest]
+        makers = [_recipe(value) for value in nest]
         return lambda: [make() for make in makers]
     if hasattr(nest, "get_config") and not isinstance(nest, type):
         config = _without_number(type(nest), nest.get_config())
@@ -442,4 +487,6 @@ def _without_number(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
     name = str(config.get("name"))
     base, _, number = name.rpartition("_")
     is_counted = number.isdigit() and base.replace("_", "") == kind.__name__.lower()
-    return {key: value for key, value in config.items() if key != "name" or not is_counted}
+    if not is_counted:
+        return dict(config)
+    return {key: value for key, value in config.items() if key != "name"}

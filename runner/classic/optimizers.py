@@ -50,16 +50,22 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     if isinstance(given, str):
         if given not in _BY_NAME:
             raise ValueError(f"optimizer={given!r} is unknown. Use {', '.join(_BY_NAME)}, or an optimizer object.")
-        return _BY_NAME[given](**({} if learning_rate is None else {"learning_rate": learning_rate}))
+        if learning_rate is None:
+            return _BY_NAME[given]()
+        return _BY_NAME[given](learning_rate=learning_rate)
     if isinstance(given, v1.train.Optimizer) and getattr(given, "iterations", None) is not None:
         return given  # a model function of TensorFlow 2.15 has made it, in this call
     made = made_apart(given) if _is_function(given) else given
-    found = None if isinstance(made, v1.train.Optimizer) else named_as_before(made)
-    if found is not None:
-        return found
-    # `given` itself would keep the slots of this trace. Of variables of this trace, such as `iterations`, there is one.
-    if isinstance(made, v1.train.Optimizer) or hasattr(made, "get_updates"):
-        return made if made is not given else copy.deepcopy(made, {id(one): one for one in _variables()})
+    is_v1 = isinstance(made, v1.train.Optimizer)
+    counterpart = None if is_v1 else counterpart_of_keras(made)
+    if counterpart is not None:
+        return counterpart
+    if is_v1 or hasattr(made, "get_updates"):
+        if made is not given:
+            return made
+        # `given` itself would keep the slots of this trace. Of its variables, such as `iterations`, there is one.
+        variables = {id(variable): variable for variable in _variables()}
+        return copy.deepcopy(made, variables)
     if not hasattr(made, "get_config"):
         raise ValueError(
             f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
@@ -67,14 +73,19 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         )
     if _is_function(given):
         return given()  # called again, so that the variables of this optimizer belong to the model
+    return _made_again(made)
+
+
+def _made_again(optimizer: Any) -> Any:
+    """Return an optimizer of Keras like `optimizer`, whose variables will be made in this call of model_fn."""
     try:
         with tf.init_scope():
-            settings = made.get_config()
-        return type(made).from_config(settings)
+            settings = optimizer.get_config()
+        return type(optimizer).from_config(settings)
     except Exception as error:
-        kind = type(made).__name__
+        kind = type(optimizer).__name__
         raise ValueError(
-            f"optimizer={type(made).__module__}.{kind}: its variables must be made in model_fn, but from_config("
+            f"optimizer={type(optimizer).__module__}.{kind}: its variables must be made in model_fn, but from_config("
             f"get_config()) fails: {error!r}. Give a function that makes it instead: optimizer=lambda: {kind}(...)."
         ) from error
 
@@ -99,7 +110,7 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
       variables: the variables to update; None: all trainable variables.
       counts: also advance the global step. False: the optimizer counts its updates in a variable of its own.
     """
-    variables = [_plain(one) for one in variables or v1.trainable_variables()]
+    variables = [_plain(variable) for variable in variables or v1.trainable_variables()]
     global_step = v1.train.get_global_step()
     if hasattr(optimizer, "get_updates"):  # of Keras 2: a class may define it, and its `iterations` are a variable
         if counts and global_step is not None:
@@ -107,12 +118,15 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
                 optimizer.iterations = global_step
         return optimizer.get_updates(loss, variables)[0]
     if isinstance(optimizer, v1.train.Optimizer):
-        return optimizer.minimize(loss, global_step if counts else None, variables)
-    gradients = zip(tf.gradients(loss, variables), variables, strict=True)
-    pairs = [(gradient, one) for gradient, one in gradients if gradient is not None]
-    optimizer.apply_gradients(pairs)
+        counted = global_step if counts else None
+        return optimizer.minimize(loss, counted, variables)
+    gradients = tf.gradients(loss, variables)
+    pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
     # A Keras optimizer returns no operation; the runner finds its writes in the trace.
-    return tf.group(global_step.assign_add(1, read_value=False)) if counts and global_step is not None else tf.no_op()
+    optimizer.apply_gradients(pairs)
+    if counts and global_step is not None:
+        return tf.group(global_step.assign_add(1, read_value=False))
+    return tf.no_op()
 
 
 class Clipped:
@@ -133,9 +147,9 @@ class Clipped:
         gradients, variables = zip(*grads_and_vars, strict=True)
         value, norm, global_norm = self._limits
         if value is not None:
-            gradients = tuple(tf.clip_by_value(one, -value, value) for one in gradients)
+            gradients = tuple(tf.clip_by_value(gradient, -value, value) for gradient in gradients)
         if norm is not None:
-            gradients = tuple(tf.clip_by_norm(one, norm) for one in gradients)
+            gradients = tuple(tf.clip_by_norm(gradient, norm) for gradient in gradients)
         if global_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, global_norm)
         return self._optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
@@ -150,11 +164,13 @@ class InParts:
     """
 
     def __init__(self, optimizers: Sequence[Any], names: Sequence[Collection[str]]) -> None:
-        self.optimizers, self._names = optimizers, names
+        self.optimizers = optimizers
+        self._names = names
 
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
         for optimizer, names in zip(self.optimizers, self._names, strict=True):
-            optimizer.apply_gradients([(g, v) for g, v in grads_and_vars if v.name.partition(":")[0] in names])
+            own = [pair for pair in grads_and_vars if pair[1].name.partition(":")[0] in names]
+            optimizer.apply_gradients(own)
 
 
 def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
@@ -164,23 +180,25 @@ def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
     Args:
       optimizer: an optimizer of Keras 3 or tf_keras.
     """
-    named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
+    counterpart = counterpart_of_keras(optimizer, ignored=frozenset(_CLIPS))
     setting, kind = _OF_MODELS.get(type(optimizer).__name__, (None, None))
-    if named is None and kind is not None and (setting is None or getattr(optimizer, setting, False)):
-        named = named_as_before(optimizer, {*_CLIPS, setting}, kind)
-    if named is None:
+    if counterpart is None and kind is not None:
+        is_on = setting is None or getattr(optimizer, setting, False)
+        if is_on:
+            counterpart = counterpart_of_keras(optimizer, {*_CLIPS, setting}, kind)
+    if counterpart is None:
         return None
 
-    def made() -> Any:
-        of_model = optimizer_of(named)
+    def make() -> Any:
+        of_model = optimizer_of(counterpart)
         of_model.iterations = v1.train.get_global_step()
         is_plain = all(getattr(optimizer, name, None) is None for name in _CLIPS)
         return of_model if is_plain else Clipped(of_model, optimizer)
 
-    return made
+    return make
 
 
-def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = None) -> Any:
+def counterpart_of_keras(optimizer: Any, ignored: Collection[Any] = (), kind: Any = None) -> Any:
     """Return the counterpart of a Keras optimizer in `keras2_optimizers`, with the same settings. None if there is no
     counterpart that supports them.
 
@@ -189,8 +207,12 @@ def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = N
       ignored: names of settings that the caller handles.
       kind: class of the result; None: the class with the name of the optimizer's class.
     """
-    kind = kind or {one.__name__: one for one in _BY_NAME.values()}.get(type(optimizer).__name__)
-    if kind is None or type(optimizer).__module__.partition(".")[0] not in ("keras", "tf_keras", "tensorflow"):
+    name = type(optimizer).__name__
+    if kind is None:
+        by_name = {counterpart.__name__: counterpart for counterpart in _BY_NAME.values()}
+        kind = by_name.get(name)
+    package = type(optimizer).__module__.partition(".")[0]
+    if kind is None or package not in ("keras", "tf_keras", "tensorflow"):
         return None
     rate = schedule_of(optimizer)
     with tf.init_scope():
@@ -201,7 +223,6 @@ def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = N
         return None
     if rate is not None:
         arguments["learning_rate"] = rate
-    name = type(optimizer).__name__
     if str(settings.get("name")).lower() == name.lower():
         arguments["name"] = name  # Keras 3 has the default name in lower case
     return kind(**arguments)
@@ -217,4 +238,6 @@ def _variables() -> list[Any]:
 
 def _plain(variable: Any) -> Any:
     """Return the tf.Variable of a keras.Variable; other variables unchanged."""
-    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+    if isinstance(variable, tf.Variable):
+        return variable
+    return getattr(variable, "value", variable)

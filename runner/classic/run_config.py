@@ -104,16 +104,14 @@ class RunConfig(run_config.RunConfig):
         tf_config: str | None = None,
         **engine: Any,
     ) -> None:
-        tf_config = os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config
+        if tf_config is None:
+            tf_config = os.environ.get("TF_CONFIG", "")
         given = locals()
         for name in _EXTRA:
             object.__setattr__(self, name, given[name])
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
         place = _place(tf_config, has_strategy=train_distribute is not None)
-        for name, (allowed, error, text) in _CHECKS.items():
-            value = given[name] if name in given else getattr(self, name)
-            if value is not None and not fits(value, allowed):
-                raise error(f"RunConfig({name}={value!r}): {text}.")
+        self._check(given)
         if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
             train_distribute = None  # evaluators do not join the training cluster, and servers only serve it
         cadences = _cadences(save_checkpoints_steps, save_checkpoints_secs)
@@ -135,14 +133,22 @@ class RunConfig(run_config.RunConfig):
         # What code reads is what it has set, as in tf.estimator: 0 of a cadence, and no seed if none was given.
         object.__setattr__(self, "_seed", self.tf_random_seed)
         is_drawn = isinstance(tf_random_seed, run_config.DrawnSeed)
-        for name, value in {**cadences, "tf_random_seed": None if is_drawn else tf_random_seed}.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "tf_random_seed", None if is_drawn else tf_random_seed)
+        for name, cadence in cadences.items():
+            object.__setattr__(self, name, cadence)
         if session_config is None and place.tasks:
             object.__setattr__(self, "session_config", default_session_config(self.task_type, place.task_index))
 
+    def _check(self, given: Mapping[str, Any]) -> None:
+        for name, (allowed, error, text) in _CHECKS.items():
+            value = given[name] if name in given else getattr(self, name)
+            if value is not None and not fits(value, allowed):
+                raise error(f"RunConfig({name}={value!r}): {text}.")
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in {*(field.name for field in dataclasses.fields(cls)), *_EXTRA}.intersection(vars(cls)):
+        fields = {field.name for field in dataclasses.fields(cls)}
+        for name in fields.union(_EXTRA).intersection(vars(cls)):
             own = vars(cls)[name]
             if isinstance(own, property) and own.fset is None:  # the constructor's value gives way to it
                 setattr(cls, name, own.setter(lambda self, value: None))
@@ -173,10 +179,12 @@ class RunConfig(run_config.RunConfig):
             raise ValueError(
                 f"RunConfig.replace({', '.join(unknown)}): only arguments of the constructor can be replaced."
             )
-        if sum(changes.get(name) is not None for name in run_config.SAVE_CADENCES) == 1:
+        changed_cadences = [name for name in run_config.SAVE_CADENCES if changes.get(name) is not None]
+        if len(changed_cadences) == 1:
             changes = {**dict.fromkeys(run_config.SAVE_CADENCES), **changes}
+        changed = RunConfig(**{**fields, **extra, **changes})
         copied = object.__new__(type(self))  # a subclass's constructor may take other arguments
-        copied.__dict__.update({**self.__dict__, **RunConfig(**{**fields, **extra, **changes}).__dict__})
+        copied.__dict__.update({**self.__dict__, **changed.__dict__})
         if "tf_random_seed" not in changes:  # or one would be drawn anew
             object.__setattr__(copied, "_seed", self.seed)
         return copied
@@ -194,27 +202,39 @@ class RunConfig(run_config.RunConfig):
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
         """The processes that train or serve; empty for a single process or an evaluator."""
-        tasks = {} if self.place.is_evaluator else self.place.tasks
-        chief = "master" if "master" in (self._environment.get("cluster") or {}) else "chief"
-        return tf.train.ClusterSpec({chief if kind == "chief" else kind: list(tasks[kind]) for kind in tasks})
+        if self.place.is_evaluator:
+            return tf.train.ClusterSpec({})
+        written = self._environment.get("cluster") or {}
+        chief = "master" if "master" in written else "chief"  # "master" is its name in TensorFlow 1
+        tasks: dict[str, list[str]] = {}
+        for kind, addresses in self.place.tasks.items():
+            name = chief if kind == "chief" else kind
+            tasks[name] = list(addresses)
+        return tf.train.ClusterSpec(tasks)
 
     @property
     def task_type(self) -> str:
-        given: str = (self._environment.get("task") or {}).get("type", "")
-        return given if given == "master" else self.place.task_type
+        task = self._environment.get("task") or {}
+        is_master = task.get("type") == "master"  # the chief's name in TensorFlow 1
+        return "master" if is_master else self.place.task_type
 
     @property
     def master(self) -> str:
         """The address of this process; "" for a single process or an evaluator."""
-        addresses = self.place.tasks.get(self.place.task_type, ())
-        is_alone = sum(map(len, self.place.tasks.values())) < 2 or self.place.is_evaluator
-        own = "" if is_alone else f"grpc://{addresses[self.place.task_index]}"
-        return "" if self.place.is_evaluator else str(self._environment.get("session_master", own))
+        if self.place.is_evaluator:
+            return ""
+        own = ""
+        num_tasks = sum(map(len, self.place.tasks.values()))
+        if num_tasks > 1:
+            own = f"grpc://{self.place.tasks[self.place.task_type][self.place.task_index]}"
+        return str(self._environment.get("session_master", own))
 
     @property
     def evaluation_master(self) -> str:
         evaluates = self.place.is_evaluator or not self.place.tasks
-        return str(self._environment.get("eval_session_master", "")) if evaluates else ""
+        if not evaluates:
+            return ""
+        return str(self._environment.get("eval_session_master", ""))
 
     @property
     def num_worker_replicas(self) -> int:
@@ -233,9 +253,12 @@ class RunConfig(run_config.RunConfig):
         """
         if self.place.is_evaluator:
             return None
-        tasks, own = self.place.tasks, self.place.task_type
+        tasks = self.place.tasks
+        if self.place.task_type not in tasks:
+            return self.task_id
         order = sorted(tasks, key=lambda kind: (kind != "chief", kind == "ps", kind))
-        return sum(len(tasks[kind]) for kind in order[: order.index(own) if own in order else 0]) + self.task_id
+        before = order[: order.index(self.place.task_type)]
+        return sum(len(tasks[kind]) for kind in before) + self.task_id
 
     def check_strategy(self) -> None:
         """Check that train_distribute is given if there are several processes. Without it, each process would train a
@@ -253,8 +276,9 @@ class RunConfig(run_config.RunConfig):
     def say_without_effect(self) -> None:
         """Warn about each argument that was given but has no effect."""
         for name, (default, reason) in WITHOUT_EFFECT.items():
-            by_itself = default_session_config(), default_session_config(self.task_type, self.task_id)
-            if getattr(self, name) != default and not (name == "session_config" and self.session_config in by_itself):
+            by_itself = (default_session_config(), default_session_config(self.task_type, self.task_id))
+            was_given = name != "session_config" or self.session_config not in by_itself
+            if getattr(self, name) != default and was_given:
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, reason)
 
     def say_who_evaluates(self) -> None:
@@ -284,8 +308,10 @@ def default_session_config(task_type: str = "", index: int = 0) -> Any:
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
     """Return name -> value of save_checkpoints_steps and save_checkpoints_secs; if neither is given, every 600 s."""
-    secs = (600 if steps is _NOT_GIVEN else None) if secs is _NOT_GIVEN else secs
-    return dict(zip(run_config.SAVE_CADENCES, (None if steps is _NOT_GIVEN else steps, secs), strict=True))
+    if steps is _NOT_GIVEN and secs is _NOT_GIVEN:
+        secs = 600
+    given = zip(run_config.SAVE_CADENCES, (steps, secs), strict=True)
+    return {name: None if cadence is _NOT_GIVEN else cadence for name, cadence in given}
 
 
 def _seed(seed: int | None, place: Cluster) -> int | None:
@@ -294,11 +320,13 @@ def _seed(seed: int | None, place: Cluster) -> int | None:
     """
     if seed is None and place.tasks:
         return zlib.crc32(repr(sorted(place.tasks.items())).encode())
-    return seed if seed is None or seed >= 0 else seed % 2**32
+    is_negative = seed is not None and seed < 0
+    return seed % 2**32 if is_negative else seed  # type: ignore[operator]
 
 
 def _model_dir(given: Any, of_environment: str | None) -> str | None:
-    given = None if given is None else run_config.local_folder("RunConfig(model_dir=", os.fspath(given))
+    if given is not None:
+        given = run_config.local_folder("RunConfig(model_dir=", os.fspath(given))
     if of_environment is None:
         return given
     if not of_environment:

@@ -54,27 +54,38 @@ class ScriptRun:
         """
         if not isinstance(config, RunConfig):  # the Estimator will refuse it
             return config, model_dir
-        written = model_dir or config.model_dir
-        if self._options.model_dir is not None and written != self._options.model_dir:
-            written = None if written is None else os.fspath(written)
-            if not self._written or (written is not None and written == self._written[0]):
-                self._written = [written]
-                config, model_dir = config.replace(model_dir=self._options.model_dir), self._options.model_dir
-            else:
-                _log.warning(
-                    "--model-dir=%s applies only to the first Estimator of the script; another Estimator uses %s.",
-                    self._options.model_dir, written or "a temporary folder",
-                )  # fmt: skip
+        if self._takes_model_dir(model_dir or config.model_dir):
+            model_dir = self._options.model_dir
+            config = config.replace(model_dir=model_dir)
         if self._options.tracking and config.tracking is None:
             config = config.replace(tracking=TrackingConfig())
         if self._options.strategy is not None and self._strategy is not config.train_distribute:
             if config.train_distribute is not None:
                 _log.warning("--strategy %s replaces RunConfig(train_distribute=...).", self._options.strategy)
             evaluates = self._options.strategy not in (*CLUSTER_STRATEGIES, "default")
-            config = config.replace(
-                train_distribute=self._strategy, eval_distribute=self._strategy if evaluates else None
-            )
+            eval_distribute = self._strategy if evaluates else None
+            config = config.replace(train_distribute=self._strategy, eval_distribute=eval_distribute)
         return config, model_dir
+
+    def _takes_model_dir(self, written: Any) -> bool:
+        """Report whether an Estimator gets `--model-dir`, given the model_dir that the script wrote for it: the first
+        one does, and later ones with the same.
+        """
+        if self._options.model_dir is None or written == self._options.model_dir:
+            return False
+        written = None if written is None else os.fspath(written)
+        is_first = not self._written
+        is_same = written is not None and self._written == [written]
+        if is_first or is_same:
+            self._written = [written]
+            return True
+        shown = written or "a temporary folder"
+        _log.warning(
+            "--model-dir=%s applies only to the first Estimator of the script; another Estimator uses %s.",
+            self._options.model_dir,
+            shown,
+        )
+        return False
 
     @functools.cached_property
     def _strategy(self) -> Any:

@@ -78,7 +78,11 @@ def _check_partitions(config: Any) -> None:
 class InputPipelineConfig:
     """Values of TPUConfig(per_host_input_for_training=). They have no effect: `Input.shard` divides the input."""
 
-    PER_SHARD_V1, PER_HOST_V1, PER_HOST_V2, BROADCAST, SLICED = 1, 2, 3, 4, 5
+    PER_SHARD_V1 = 1
+    PER_HOST_V1 = 2
+    PER_HOST_V2 = 3
+    BROADCAST = 4
+    SLICED = 5
 
 
 class RunConfig(run_config.RunConfig):
@@ -198,13 +202,15 @@ class TPUEstimatorSpec(_Fields):
         """Return the equivalent `tf.estimator.EstimatorSpec`."""
         train_op = self.train_op
         if self.host_call is not None and self.mode == ModeKeys.TRAIN:
-            train_op = tf.group(train_op, *(one for one in tf.nest.flatten(_called(self.host_call)) if one is not None))
-        same = {name: value for name, value in self._asdict().items() if name in EstimatorSpec._fields}
-        return EstimatorSpec(
-            **{**same, "train_op": train_op},
-            eval_metric_ops=None if self.eval_metrics is None else _called(self.eval_metrics),
-            scaffold=None if self.scaffold_fn is None else self.scaffold_fn(),
-        )
+            operations = tf.nest.flatten(_called(self.host_call))
+            train_op = tf.group(train_op, *[operation for operation in operations if operation is not None])
+        fields = {name: value for name, value in self._asdict().items() if name in EstimatorSpec._fields}
+        fields["train_op"] = train_op
+        if self.eval_metrics is not None:
+            fields["eval_metric_ops"] = _called(self.eval_metrics)
+        if self.scaffold_fn is not None:
+            fields["scaffold"] = self.scaffold_fn()
+        return EstimatorSpec(**fields)
 
 
 class TPUEstimator(Estimator):

@@ -77,8 +77,10 @@ class EvalSpec(
         hooks = _checked("EvalSpec", input_fn, hooks)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"EvalSpec(name={name!r}): it must be a str.")
-        given = exporters if isinstance(exporters, list | tuple | set) else [exporters]
-        for exporter in given if exporters is not None else ():
+        given: Any = ()
+        if exporters is not None:
+            given = exporters if isinstance(exporters, list | tuple | set) else [exporters]
+        for exporter in given:
             if not isinstance(exporter, Exporter):
                 raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is not a tf.estimator.Exporter.")
         checked = training.EvalSpec(input_fn, steps, name, (), start_delay_secs, throttle_secs, exporters=exporters)
@@ -106,7 +108,8 @@ def train_and_evaluate(
         if not isinstance(value, kind):
             raise TypeError(f"train_and_evaluate: {value!r} is not of type {kind.__name__}.")
     # Check the specs again: `_replace` of a NamedTuple does not call __new__.
-    train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)
+    train_spec = TrainSpec(*train_spec)
+    eval_spec = EvalSpec(*eval_spec)
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
     start_delay_secs = eval_spec.start_delay_secs if estimator.config.place.is_evaluator else 0
     evaluated = eval_spec._replace(exporters=exporters, start_delay_secs=start_delay_secs)
@@ -114,7 +117,8 @@ def train_and_evaluate(
         estimator, training.TrainSpec(**train_spec._asdict()), training.EvalSpec(**evaluated._asdict())
     )
     metrics = result.metrics.get(eval_spec.name or "")
-    return None if metrics is None else dict(metrics), [exporter.last for exporter in exporters]
+    last_exports = [exporter.last for exporter in exporters]
+    return None if metrics is None else dict(metrics), last_exports
 
 
 class _Recorded(Exporter):
@@ -123,7 +127,9 @@ class _Recorded(Exporter):
     name = ""
 
     def __init__(self, exporter: Exporter) -> None:
-        self._exporter, self.last, self.name = exporter, None, exporter.name
+        self._exporter = exporter
+        self.last = None
+        self.name = exporter.name
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         self.last = self._exporter.export(*args, **kwargs)

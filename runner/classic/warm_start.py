@@ -50,7 +50,13 @@ class WarmStartSettings(_WarmStartSettings):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> WarmStartSettings:
         given = _WarmStartSettings(*args, **kwargs)
-        settings = super().__new__(cls, *given[:2], *(mapping or {} for mapping in given[2:]))
+        settings = super().__new__(
+            cls,
+            given.ckpt_to_initialize_from,
+            given.vars_to_warm_start,
+            given.var_name_to_vocab_info or {},
+            given.var_name_to_prev_var_name or {},
+        )
         if not settings.ckpt_to_initialize_from:
             raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
         return settings
@@ -66,12 +72,13 @@ def as_warm_start(source: str | bytes | os.PathLike[str] | WarmStartSettings) ->
     """
     words = _WORDS
     if isinstance(source, str | bytes | os.PathLike):
-        source, words = WarmStartSettings(os.fsdecode(source)), dataclasses.replace(words, checkpoint="warm_start_from")
+        source = WarmStartSettings(os.fsdecode(source))
+        words = dataclasses.replace(words, checkpoint="warm_start_from")
     if not isinstance(source, WarmStartSettings):
         raise ValueError(f"warm_start_from={source!r}: it must be a path or a tf.estimator.WarmStartSettings.")
     patterns = source.vars_to_warm_start
     is_list = isinstance(patterns, list | tuple)
-    include = {_pattern(one): one for one in _listed(patterns)}
+    include = {_pattern(written): written for written in _listed(patterns)}
     previous = source.var_name_to_prev_var_name
     renamed = {f"{re.escape(name)}$": name for name in previous}
     return WarmStart(
@@ -92,7 +99,9 @@ def _listed(patterns: Any) -> list[Any]:
         return []
     if isinstance(patterns, str):
         return [patterns]
-    if not isinstance(patterns, list | tuple) or len({isinstance(one, str) for one in patterns}) > 1:
+    is_list = isinstance(patterns, list | tuple)
+    is_mixed = is_list and len({isinstance(entry, str) for entry in patterns}) > 1
+    if not is_list or is_mixed:
         raise ValueError(
             f"WarmStartSettings(vars_to_warm_start={patterns!r}): it must be a regular expression, a list of them, a "
             "list of variables, or None."
@@ -100,15 +109,18 @@ def _listed(patterns: Any) -> list[Any]:
     return list(patterns)
 
 
-def _pattern(one: Any) -> str:
+def _pattern(entry: Any) -> str:
     """Return the runner's regular expression, which must match a whole name, for an entry of vars_to_warm_start.
 
     An entry matches the beginning of a name, like the scopes of TensorFlow's collections. The names there end in ":0",
     so an entry that ends in ":0" stands for the whole name.
     """
-    if not isinstance(one, str):
-        return re.escape(one.name.partition(":")[0])
-    return f"(?:{one.removesuffix(':0')})" if one.endswith(":0") else f"(?:{one}).*"
+    if not isinstance(entry, str):
+        return re.escape(entry.name.partition(":")[0])
+    if entry.endswith(":0"):
+        whole_name = entry.removesuffix(":0")
+        return f"(?:{whole_name})"
+    return f"(?:{entry}).*"
 
 
 def _vocabulary(info: Any) -> Vocabulary:

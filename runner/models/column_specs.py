@@ -67,18 +67,22 @@ class Columns:
             raise ValueError(f"{key}.kind={kind!r}: there is no such kind.{_nearest(str(kind), _KINDS)}")
         make = _KINDS[kind]
         _, *takes = inspect.signature(make).parameters.values()  # the first is the name
-        names = [one.name for one in takes]
+        names = [parameter.name for parameter in takes]
         for setting in settings:
             if setting not in names:
                 raise ValueError(
                     f"{key}.{setting}: a column of kind {kind} has no such setting.{_nearest(setting, names)}"
                 )
-        missing = [one.name for one in takes if one.default is one.empty and one.name not in settings]
+        required = [parameter.name for parameter in takes if parameter.default is parameter.empty]
+        missing = [name for name in required if name not in settings]
         if missing:
             raise ValueError(f"{key}: a column of kind {kind} needs {', '.join(missing)}.")
         if "of" in settings:
             of = settings["of"]
-            settings["of"] = self[of] if isinstance(of, str) else [self._part(one) for one in of]
+            if isinstance(of, str):
+                settings["of"] = self[of]
+            else:
+                settings["of"] = [self._part(name_of_part) for name_of_part in of]
         return make(name, **settings)
 
     def _part(self, name: str) -> Any:
@@ -90,14 +94,17 @@ class Columns:
         written = self._written.get(name)
         if written is None:
             return name
-        return written.get("feature") or name if written.get("kind") == "hashed" else self[name]
+        if written.get("kind") == "hashed":
+            return written.get("feature") or name
+        return self[name]
 
 
 def _numeric(
     name: str, feature: str | None = None, shape: Any = 1, mean: Any = 0.0, std: Any = 1.0, log: bool = False
 ) -> Any:
     def normalise(values: tf.Tensor) -> tf.Tensor:
-        values = tf.math.log1p(values) if log else values
+        if log:
+            values = tf.math.log1p(values)
         return (values - tf.constant(mean, tf.float32)) / tf.constant(std, tf.float32)
 
     sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
@@ -105,7 +112,7 @@ def _numeric(
 
 
 def _bucketized(name: str, boundaries: Sequence[float], feature: str | None = None) -> Any:
-    return fc.bucketized_column(fc.numeric_column(feature or name), [float(one) for one in boundaries])
+    return fc.bucketized_column(fc.numeric_column(feature or name), [float(boundary) for boundary in boundaries])
 
 
 def _vocabulary(name: str, values: Sequence[Any], feature: str | None = None, num_oov: int = 0) -> Any:

@@ -43,11 +43,14 @@ class AttentionMechanism(abc.ABC):
         if memory_sequence_length is not None:
             self._mask = tf.sequence_mask(memory_sequence_length, tf.shape(memory)[1])
             ones = tf.ones([tf.rank(memory) - 2], tf.int32)
-            memory *= tf.cast(tf.reshape(self._mask, tf.concat([tf.shape(self._mask), ones], 0)), memory.dtype)
-        self._num_units, self._probability_fn = num_units, probability_fn or tf.nn.softmax
+            shape = tf.concat([tf.shape(self._mask), ones], 0)
+            memory *= tf.cast(tf.reshape(self._mask, shape), memory.dtype)
+        self._num_units = num_units
+        self._probability_fn = probability_fn or tf.nn.softmax
         self._mask_value = float("-inf") if score_mask_value is None else score_mask_value
         self.memory_layer = layers.Dense(num_units, name="memory_layer", use_bias=False)
-        self.values, self.keys = memory, self.memory_layer(memory)
+        self.values = memory
+        self.keys = self.memory_layer(memory)
 
     @property
     def alignments_size(self) -> Any:
@@ -74,7 +77,8 @@ class AttentionMechanism(abc.ABC):
         """Return (attention to each step, float `[batch, time]`; next state) for a query, float `[batch, units]`."""
         score = self._score(query)
         if self._mask is not None:
-            score = tf.where(self._mask, score, tf.fill(tf.shape(score), tf.cast(self._mask_value, score.dtype)))
+            masked = tf.fill(tf.shape(score), tf.cast(self._mask_value, score.dtype))
+            score = tf.where(self._mask, score, masked)
         alignments = self._probability_fn(score)
         return alignments, alignments
 
@@ -138,7 +142,8 @@ class BahdanauAttention(AttentionMechanism):
         self.query_layer = layers.Dense(num_units, name="query_layer", use_bias=False)
 
     def _score(self, query: tf.Tensor) -> tf.Tensor:
-        units, kind = self._num_units, query.dtype
+        units = self._num_units
+        kind = query.dtype
         with v1.variable_scope(None, "bahdanau_attention", [query]):
             added = self.keys + self.query_layer(query)[:, None]
             weights = v1.get_variable("attention_v", [units], kind)
@@ -209,15 +214,17 @@ class AttentionWrapper(rnn_cell.RNNCell):
         if attention_layer_size is not None:
             sizes = [layer.units for layer in self._layers]
         elif attention_layer is not None:
-            shapes = [
-                layer.compute_output_shape([None, size + cell.output_size])
-                for layer, size in zip(self._layers, sizes, strict=True)
-            ]
-            sizes = [static_size(tf.TensorShape(shape), -1) for shape in shapes]
+            sizes_of_context = sizes
+            sizes = []
+            for layer, size in zip(self._layers, sizes_of_context, strict=True):
+                shape = layer.compute_output_shape([None, size + cell.output_size])
+                sizes.append(static_size(tf.TensorShape(shape), -1))
         self._attention_size = sum(sizes)
-        self._cell, self._has_history = cell, alignment_history
+        self._cell = cell
+        self._has_history = alignment_history
         self._cell_input_fn = cell_input_fn or (lambda inputs, attention: tf.concat([inputs, attention], -1))
-        self._output_attention, self._initial_cell_state = output_attention, initial_cell_state
+        self._output_attention = output_attention
+        self._initial_cell_state = initial_cell_state
 
     def _attention_layers(self, sizes: Any, given: Any) -> Sequence[Any]:
         if sizes is not None and given is not None:
@@ -255,16 +262,18 @@ class AttentionWrapper(rnn_cell.RNNCell):
         if state is None:
             state = self._cell.zero_state(batch_size, dtype)
         alignments = [mechanism.initial_alignments(batch_size, dtype) for mechanism in self._mechanisms]
-        history = [
-            tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=one.shape) if self._has_history else ()
-            for one in alignments
-        ]
+        history: Any = ()
+        if self._has_history:
+            arrays = []
+            for alignment in alignments:
+                arrays.append(tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=alignment.shape))
+            history = self._packed(arrays)
         return AttentionWrapperState(
             cell_state=tf.nest.map_structure(tf.identity, state),
             attention=tf.zeros([batch_size, self._attention_size], dtype),
             time=tf.zeros([], tf.int32),
             alignments=self._packed(alignments),
-            alignment_history=self._packed(history) if self._has_history else (),
+            alignment_history=history,
             attention_state=self._packed(alignments),
         )
 
@@ -272,20 +281,27 @@ class AttentionWrapper(rnn_cell.RNNCell):
         """Return (output, float `[batch, units]`; state) of one step on `inputs`, float `[batch, inputs]`."""
         cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
         before = state.attention_state if self._is_multi else (state.attention_state,)
-        alignments, attentions, states = [], [], []
-        for mechanism, layer, one in zip(self._mechanisms, self._layers, before, strict=True):
-            attended, next_state = mechanism(cell_output, one)
-            context = tf.einsum("bt,btu->bu", attended, mechanism.values)
-            attentions.append(context if layer is None else layer(tf.concat([cell_output, context], 1)))
-            alignments.append(attended)
+        alignments = []
+        attentions = []
+        states = []
+        for mechanism, layer, of_mechanism in zip(self._mechanisms, self._layers, before, strict=True):
+            alignment, next_state = mechanism(cell_output, of_mechanism)
+            attention = tf.einsum("bt,btu->bu", alignment, mechanism.values)
+            if layer is not None:
+                attention = layer(tf.concat([cell_output, attention], 1))
+            attentions.append(attention)
+            alignments.append(alignment)
             states.append(next_state)
         history = state.alignment_history
         if self._has_history:
             arrays = history if self._is_multi else (history,)
-            pairs = zip(arrays, alignments, strict=True)
-            history = self._packed([array.write(state.time, one) for array, one in pairs])
+            written = []
+            for array, alignment in zip(arrays, alignments, strict=True):
+                written.append(array.write(state.time, alignment))
+            history = self._packed(written)
         attention = tf.concat(attentions, 1)
         next_state = AttentionWrapperState(
             cell_state, attention, state.time + 1, self._packed(alignments), history, self._packed(states)
         )
-        return (attention if self._output_attention else cell_output), next_state
+        output = attention if self._output_attention else cell_output
+        return output, next_state

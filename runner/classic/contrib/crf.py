@@ -33,9 +33,9 @@ def crf_binary_score(tag_indices: Any, sequence_lengths: Any, transition_params:
 
 def crf_sequence_score(inputs: tf.Tensor, tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
     """Return each sequence's score, float `[batch]`: its tags' scores plus its transitions' scores; 0 if empty."""
-    return crf_unary_score(tag_indices, sequence_lengths, inputs) + crf_binary_score(
-        tag_indices, sequence_lengths, transition_params
-    )
+    of_tags = crf_unary_score(tag_indices, sequence_lengths, inputs)
+    of_transitions = crf_binary_score(tag_indices, sequence_lengths, transition_params)
+    return of_tags + of_transitions
 
 
 def crf_log_norm(inputs: tf.Tensor, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
@@ -101,11 +101,12 @@ def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: A
 
 def viterbi_decode(score: Any, transition_params: Any) -> tuple[list[int], Any]:
     """Return (list of the best tags, their score) of one sequence from tag scores `[time, tags]`, with NumPy."""
-    scores, back = np.array(score[0]), []
-    for one in score[1:]:
+    scores = np.array(score[0])
+    back = []
+    for of_step in score[1:]:
         through = scores[:, None] + transition_params
         back.append(np.argmax(through, 0))
-        scores = one + np.max(through, 0)
+        scores = of_step + np.max(through, 0)
     path = [int(np.argmax(scores))]
     for come_from in reversed(back):
         path.append(int(come_from[path[-1]]))

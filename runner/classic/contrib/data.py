@@ -34,11 +34,12 @@ def assert_element_shape(expected_shapes: Any) -> Apply:
     Args:
       expected_shapes: a tf.TensorShape for each component, in the structure of the elements.
     """
-    return lambda dataset: dataset.map(
-        lambda *element: tf.nest.map_structure(
-            tf.ensure_shape, element[0] if len(element) == 1 else element, expected_shapes
-        )
-    )
+
+    def check(*components: Any) -> Any:
+        element = components[0] if len(components) == 1 else components
+        return tf.nest.map_structure(tf.ensure_shape, element, expected_shapes)
+
+    return lambda dataset: dataset.map(check)
 
 
 def index_table_from_tensor(mapping: Any, *args: Any, **kwargs: Any) -> Any:

@@ -55,5 +55,6 @@ def TPUStrategy(
 def AllReduceCrossDeviceOps(all_reduce_alg: str = "nccl", num_packs: int = 1, **kwargs: Any) -> Any:
     """Return `tf.distribute.HierarchicalCopyAllReduce` for "hierarchical_copy", else `tf.distribute.NcclAllReduce`."""
     del kwargs
-    hierarchical = all_reduce_alg == "hierarchical_copy"
-    return (tf.distribute.HierarchicalCopyAllReduce if hierarchical else tf.distribute.NcclAllReduce)(num_packs)
+    if all_reduce_alg == "hierarchical_copy":
+        return tf.distribute.HierarchicalCopyAllReduce(num_packs)
+    return tf.distribute.NcclAllReduce(num_packs)

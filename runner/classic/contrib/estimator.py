@@ -32,9 +32,12 @@ class _Clipped(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def __init__(self, opt: Any, clip_norm: float) -> None:
         super().__init__(False, "ClipByNormOptimizer")
-        self._opt, self._clip_norm = opt, clip_norm
-        self.compute_gradients, self.variables = opt.compute_gradients, opt.variables
-        self.get_slot, self.get_slot_names = opt.get_slot, opt.get_slot_names
+        self._opt = opt
+        self._clip_norm = clip_norm
+        self.compute_gradients = opt.compute_gradients
+        self.variables = opt.variables
+        self.get_slot = opt.get_slot
+        self.get_slot_names = opt.get_slot_names
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]

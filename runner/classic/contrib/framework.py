@@ -32,7 +32,8 @@ def assign_from_checkpoint(
 
 def _assignments(model_path: str, var_list: Any, ignore_missing_vars: bool) -> list[Any]:
     reader = tf.train.load_checkpoint(model_path)
-    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
     assignments = []
     for name, variable in _by_name(var_list).items():
         if name not in shapes:
@@ -51,7 +52,9 @@ def _assignments(model_path: str, var_list: Any, ignore_missing_vars: bool) -> l
                 prefix=model_path, tensor_names=[name], shape_and_slices=[""], dtypes=[dtypes[name]]
             )
         value = tf.ensure_shape(value, shapes[name])
-        assignments.append(variable.assign(value if value.dtype == variable.dtype else tf.cast(value, variable.dtype)))
+        if value.dtype != variable.dtype:
+            value = tf.cast(value, variable.dtype)
+        assignments.append(variable.assign(value))
     return assignments
 
 

@@ -13,7 +13,9 @@ from runner.model_fn import ModeKeys as _ModeKeys
 class ModeKeys:
     """`tf.estimator.ModeKeys` with its former name INFER for PREDICT."""
 
-    TRAIN, EVAL, INFER = _ModeKeys.TRAIN, _ModeKeys.EVAL, _ModeKeys.PREDICT
+    TRAIN = _ModeKeys.TRAIN
+    EVAL = _ModeKeys.EVAL
+    INFER = _ModeKeys.PREDICT
 
     @classmethod
     def validate(cls, key: str) -> None:

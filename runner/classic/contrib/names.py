@@ -255,8 +255,12 @@ def public(name: str) -> str:
         if below in MODULES or (below in NAMES and folder not in _PRIVATE_MODULES):
             part = below
     # Of `arg_scope`, `multi_head` and the like, a module and what it defines have one name.
-    is_module = last in _PRIVATE_MODULES and (f"{part}.{last}" not in NAMES or folders[-1:] in (["ops"], ["estimator"]))
-    return part if not last or (is_module and f"{part}.{last}" not in MODULES) else f"{part}.{last}"
+    whole = f"{part}.{last}"
+    is_name_too = whole in NAMES and folders[-1:] not in (["ops"], ["estimator"])
+    is_module = last in _PRIVATE_MODULES and not is_name_too
+    if not last or (is_module and whole not in MODULES):
+        return part
+    return whole
 
 
 def find(name: str) -> str | None:
@@ -276,8 +280,9 @@ def instead_of(name: str) -> str:
 
 
 def _reason(name: str, shown: str) -> str:
-    instead = instead_of(public(name))
-    return f"{shown} is not available: {instead.removesuffix('.')}{'' if instead.endswith('?') else '.'}"
+    instead = instead_of(public(name)).removesuffix(".")
+    stop = "" if instead.endswith("?") else "."
+    return f"{shown} is not available: {instead}{stop}"
 
 
 MODULES = modules_of(NAMES)

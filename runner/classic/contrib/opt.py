@@ -132,9 +132,14 @@ class _Adam(v1.train.AdamOptimizer):  # type: ignore[name-defined]
     def _numbers(self, var: Any) -> tuple[tf.Tensor, ...]:
         """Return (beta1, beta2, rate sqrt(1 - beta2^t) / (1 - beta1^t), epsilon), scalars of the variable's dtype."""
         kind = var.dtype.base_dtype
-        beta1_power, beta2_power = (tf.cast(power, kind) for power in self._get_beta_accumulators())
-        beta1, beta2, rate = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind), tf.cast(self._lr_t, kind)
-        return beta1, beta2, rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power), tf.cast(self._epsilon_t, kind)
+        beta1_power, beta2_power = self._get_beta_accumulators()
+        beta1_power = tf.cast(beta1_power, kind)
+        beta2_power = tf.cast(beta2_power, kind)
+        beta1 = tf.cast(self._beta1_t, kind)
+        beta2 = tf.cast(self._beta2_t, kind)
+        rate = tf.cast(self._lr_t, kind)
+        corrected = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        return beta1, beta2, corrected, tf.cast(self._epsilon_t, kind)
 
 
 class LazyAdamOptimizer(_Adam):
@@ -146,7 +151,8 @@ class LazyAdamOptimizer(_Adam):
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
         beta1, beta2, rate, epsilon = self._numbers(var)
-        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        m = self.get_slot(var, "m")
+        v = self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
         v_rows = beta2 * tf.gather(v, indices) + (1 - beta2) * tf.square(grad)
         step = rate * m_rows / (tf.sqrt(v_rows) + epsilon)
@@ -166,7 +172,8 @@ class NadamOptimizer(_DenseOnly, _Adam):
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
         beta1, beta2, rate, epsilon = self._numbers(var)
-        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        m = self.get_slot(var, "m")
+        v = self.get_slot(var, "v")
         new_m = m.assign(beta1 * m + (1 - beta1) * grad)
         new_v = v.assign(beta2 * v + (1 - beta2) * tf.square(grad))
         ahead = beta1 * new_m + (1 - beta1) * grad
@@ -197,17 +204,25 @@ class LARSOptimizer(_DenseOnly, v1.train.Optimizer):  # type: ignore[name-define
         if weight_decay < 0.0:
             raise ValueError(f"LARSOptimizer(weight_decay={weight_decay}): it must not be negative.")
         super().__init__(use_locking=False, name=name)
-        self._learning_rate, self._momentum, self._weight_decay = learning_rate, momentum, weight_decay
-        self._eeta, self._epsilon, self._skip_list, self._use_nesterov = eeta, epsilon, skip_list, use_nesterov
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._eeta = eeta
+        self._epsilon = epsilon
+        self._skip_list = skip_list
+        self._use_nesterov = use_nesterov
 
     def _create_slots(self, var_list: Iterable[Any]) -> None:
         for variable in var_list:
             self._zeros_slot(variable, "momentum", self._name)
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        rate = tf.cast(self._learning_rate() if callable(self._learning_rate) else self._learning_rate, var.dtype)
-        if self._skip_list is None or not any(one in var.name for one in self._skip_list):
-            of_weights, of_gradient = tf.norm(var), tf.norm(grad)
+        rate = self._learning_rate() if callable(self._learning_rate) else self._learning_rate
+        rate = tf.cast(rate, var.dtype)
+        is_skipped = any(part in var.name for part in self._skip_list or ())
+        if not is_skipped:
+            of_weights = tf.norm(var)
+            of_gradient = tf.norm(grad)
             trust = self._eeta * of_weights / (of_gradient + self._weight_decay * of_weights + self._epsilon)
             rate *= tf.where((of_weights > 0) & (of_gradient > 0), trust, 1.0)
             grad = grad + self._weight_decay * var
@@ -245,11 +260,13 @@ class AdaMaxOptimizer(_DenseOnly, v1.train.AdamOptimizer):  # type: ignore[name-
             self._zeros_slot(variable, "v", self._name)
 
     def _power(self) -> Any:
-        return self._get_non_slot_variable("beta1_power", None if tf.executing_eagerly() else v1.get_default_graph())
+        graph = None if tf.executing_eagerly() else v1.get_default_graph()
+        return self._get_non_slot_variable("beta1_power", graph)
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
         kind = var.dtype.base_dtype
-        beta1, beta2 = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind)
+        beta1 = tf.cast(self._beta1_t, kind)
+        beta2 = tf.cast(self._beta2_t, kind)
         m = self.get_slot(var, "m")
         v = self.get_slot(var, "v")
         new_m = m.assign(beta1 * m + (1 - beta1) * grad)

@@ -19,8 +19,9 @@ class Predictor:
     """
 
     def __init__(self, export_dir: str, signature_def_key: str | None, tags: Any) -> None:
-        wanted = None if tags is None else tags.split(",") if isinstance(tags, str) else list(tags)
-        self._model = tf.saved_model.load(export_dir, wanted)
+        if isinstance(tags, str):
+            tags = tags.split(",")
+        self._model = tf.saved_model.load(export_dir, None if tags is None else list(tags))
         name = signature_def_key or tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
         if name not in self._model.signatures:
             raise ValueError(
@@ -34,8 +35,9 @@ class Predictor:
         unknown = sorted(set(input_dict) - set(self.feed_tensors))
         if unknown:
             raise ValueError(f"Got unexpected keys in input_dict: {unknown}; expected {sorted(self.feed_tensors)}.")
-        given = {name: tf.constant(one, self.feed_tensors[name].dtype) for name, one in input_dict.items()}
-        return {name: one.numpy() for name, one in self._function(**given).items()}
+        inputs = {name: tf.constant(value, self.feed_tensors[name].dtype) for name, value in input_dict.items()}
+        outputs = self._function(**inputs)
+        return {name: value.numpy() for name, value in outputs.items()}
 
 
 def from_saved_model(

@@ -71,9 +71,14 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
     ) -> None:
         super().__init__(_reuse=reuse)
         del input_size
-        self._num_units, self._forget_bias, self._activation = num_units, forget_bias, activation
-        self._layer_norm, self._gain, self._shift = layer_norm, norm_gain, norm_shift
-        self._keep_prob, self._seed = dropout_keep_prob, dropout_prob_seed
+        self._num_units = num_units
+        self._forget_bias = forget_bias
+        self._activation = activation
+        self._layer_norm = layer_norm
+        self._gain = norm_gain
+        self._shift = norm_shift
+        self._keep_prob = dropout_keep_prob
+        self._seed = dropout_prob_seed
 
     @property
     def state_size(self) -> Any:
@@ -102,8 +107,10 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
             gates += v1.get_variable("bias", [4 * self._num_units], joined.dtype)
         i, j, f, o = tf.split(gates, 4, axis=1)
         if self._layer_norm:
-            i, j = self._norm(i, "input"), self._norm(j, "transform")
-            f, o = self._norm(f, "forget"), self._norm(o, "output")
+            i = self._norm(i, "input")
+            j = self._norm(j, "transform")
+            f = self._norm(f, "forget")
+            o = self._norm(o, "output")
         written = self._activation(j)
         if tf.is_tensor(self._keep_prob) or self._keep_prob < 1:
             written = v1.nn.dropout(written, rate=1 - self._keep_prob, seed=self._seed)
@@ -168,9 +175,13 @@ class LSTMBlockFusedCell(_OfWholeSequence):
         dtype: Any = None,
         name: str = "lstm_fused_cell",
     ) -> None:
-        self._num_units, self._forget_bias = num_units, forget_bias
+        self._num_units = num_units
+        self._forget_bias = forget_bias
         self._cell_clip = cell_clip if cell_clip is not None else -1.0
-        self._use_peephole, self._reuse, self._dtype, self._name = use_peephole, reuse, dtype, name
+        self._use_peephole = use_peephole
+        self._reuse = reuse
+        self._dtype = dtype
+        self._name = name
         self._scope: Any = None
 
     @property
@@ -178,33 +189,45 @@ class LSTMBlockFusedCell(_OfWholeSequence):
         return self._num_units
 
     def _run(self, inputs: tf.Tensor, initial_state: Any, dtype: Any, lengths: Any, scope: Any) -> tuple[Any, Any]:
-        batch, time, units = tf.shape(inputs)[1], tf.shape(inputs)[0], self._num_units
-        reuse = True if self._scope is not None else self._reuse
+        batch = tf.shape(inputs)[1]
+        time = tf.shape(inputs)[0]
+        units = self._num_units
+        is_built = self._scope is not None
+        reuse = True if is_built else self._reuse
         with v1.variable_scope(self._scope or scope, self._name, reuse=reuse) as self._scope:
             weights = self._weights(inputs)
         if initial_state is None:
             initial_state = (tf.zeros([batch, units], inputs.dtype), tf.zeros([batch, units], inputs.dtype))
         c, h = initial_state
-        lengths = None if lengths is None else tf.cast(lengths, tf.int64)
-        longest = tf.cast(time, tf.int64) if lengths is None else tf.reduce_max(lengths)
+        if lengths is None:
+            longest = tf.cast(time, tf.int64)
+        else:
+            lengths = tf.cast(lengths, tf.int64)
+            longest = tf.reduce_max(lengths)
         made = tf.raw_ops.BlockLSTM(
             seq_len_max=longest, x=inputs, cs_prev=c, h_prev=h, **weights, forget_bias=self._forget_bias,
             cell_clip=self._cell_clip, use_peephole=self._use_peephole,
         )  # fmt: skip
-        cells, outputs = made.cs, made.h
+        cells = made.cs
+        outputs = made.h
         if lengths is None:
             return outputs, LSTMStateTuple(cells[-1], outputs[-1])
         outputs *= tf.transpose(tf.sequence_mask(lengths, time, inputs.dtype))[:, :, None]
         ends = tf.stack([lengths, tf.range(tf.cast(batch, tf.int64))], axis=1)
-        c, h = (tf.gather_nd(tf.concat([first[None], rest], 0), ends) for first, rest in ((c, cells), (h, outputs)))
+        c = tf.gather_nd(tf.concat([c[None], cells], 0), ends)
+        h = tf.gather_nd(tf.concat([h[None], outputs], 0), ends)
         return outputs, LSTMStateTuple(c, h)
 
     def _weights(self, inputs: tf.Tensor) -> dict[str, Any]:
-        units, kind = self._num_units, inputs.dtype
+        units = self._num_units
+        kind = inputs.dtype
         made = {"w": v1.get_variable("kernel", [_known_size(inputs) + units, 4 * units], kind)}
         made["b"] = v1.get_variable("bias", [4 * units], kind, v1.zeros_initializer())
         for key, name in (("wci", "w_i_diag"), ("wcf", "w_f_diag"), ("wco", "w_o_diag")):
-            made[key] = v1.get_variable(name, [units], kind) if self._use_peephole else tf.zeros([units], kind)
+            if self._use_peephole:
+                made[key] = v1.get_variable(name, [units], kind)
+            else:
+                made[key] = tf.zeros([units], kind)
         return made
 
 
@@ -224,7 +247,8 @@ class FusedRNNCellAdaptor(_OfWholeSequence):
     """
 
     def __init__(self, cell: Any, use_dynamic_rnn: bool = False) -> None:
-        self._cell, self._use_dynamic_rnn = cell, use_dynamic_rnn
+        self._cell = cell
+        self._use_dynamic_rnn = use_dynamic_rnn
 
     def __call__(self, inputs: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
         if isinstance(inputs, list | tuple) and not self._use_dynamic_rnn:  # its steps may be nested, so no tensor

@@ -46,27 +46,38 @@ def sequence_loss(
     Raises:
       ValueError: a shape is wrong, or averages and sums are mixed.
     """
-    if len(logits.shape) != 3 or len(targets.shape) != 2 or len(weights.shape) != 2:
-        raise ValueError(
-            "sequence_loss: logits must be [batch, time, classes], targets and weights [batch, time]; their shapes are "
-            f"{logits.shape}, {targets.shape} and {weights.shape}."
-        )
-    if (average_across_timesteps and sum_over_timesteps) or (average_across_batch and sum_over_batch):
+    _check_shapes(logits, targets, weights)
+    both_over_time = average_across_timesteps and sum_over_timesteps
+    both_over_batch = average_across_batch and sum_over_batch
+    if both_over_time or both_over_batch:
         raise ValueError("average_across_* and sum_over_* cannot be set to True for the same axis.")
     summed = sum_over_timesteps or sum_over_batch
-    if summed and (average_across_timesteps or average_across_batch):
+    averaged = average_across_timesteps or average_across_batch
+    if summed and averaged:
         raise ValueError("sum_over_* and average_across_* cannot be mixed.")
     with v1.name_scope(name, "sequence_loss", [logits, targets, weights]):
         classes = tf.shape(logits)[2]
         flat = {"labels": tf.reshape(targets, [-1]), "logits": tf.reshape(logits, [-1, classes])}
         function = softmax_loss_function or tf.nn.sparse_softmax_cross_entropy_with_logits
         losses = tf.reshape(function(**flat), tf.shape(targets)) * tf.cast(weights, logits.dtype)
-        batch, time = average_across_batch or sum_over_batch, average_across_timesteps or sum_over_timesteps
-        axes = [axis for axis, is_reduced in ((0, batch), (1, time)) if is_reduced]
+        axes = []
+        if average_across_batch or sum_over_batch:
+            axes.append(0)
+        if average_across_timesteps or sum_over_timesteps:
+            axes.append(1)
         if not axes:
             return losses
         counted = tf.math.count_nonzero(weights, axes) if summed else tf.reduce_sum(weights, axes)
         return tf.math.divide_no_nan(tf.reduce_sum(losses, axes), tf.cast(counted, losses.dtype))
+
+
+def _check_shapes(logits: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> None:
+    ranks = (len(logits.shape), len(targets.shape), len(weights.shape))
+    if ranks != (3, 2, 2):
+        raise ValueError(
+            "sequence_loss: logits must be [batch, time, classes], targets and weights [batch, time]; their shapes are "
+            f"{logits.shape}, {targets.shape} and {weights.shape}."
+        )
 
 
 def tile_batch(t: Any, multiplier: int, name: str | None = None) -> Any:
@@ -74,12 +85,14 @@ def tile_batch(t: Any, multiplier: int, name: str | None = None) -> Any:
     unchanged.
     """
     with v1.name_scope(name, "tile_batch"):
-        return tf.nest.map_structure(lambda one: _tiled(one, multiplier), t)
+        return tf.nest.map_structure(lambda tensor: _tiled(tensor, multiplier), t)
 
 
 def _tiled(tensor: Any, multiplier: int) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
-    return tensor if tensor.shape.rank == 0 else tf.repeat(tensor, multiplier, axis=0)
+    if tensor.shape.rank == 0:
+        return tensor
+    return tf.repeat(tensor, multiplier, axis=0)
 
 
 # --- helpers: the next input of a decoder -----------------------------------------------------------------------------
@@ -143,11 +156,11 @@ class TrainingHelper(Helper):
         last = tf.maximum(self._longest - 1, 0)
         is_over = tf.reduce_all(finished)
 
-        def one(inputs: tf.Tensor) -> tf.Tensor:
-            read = inputs[tf.minimum(time, last)]
-            return tf.where(is_over, tf.zeros_like(read), read)
+        def read(inputs: tf.Tensor) -> tf.Tensor:
+            of_step = inputs[tf.minimum(time, last)]
+            return tf.where(is_over, tf.zeros_like(of_step), of_step)
 
-        return tf.nest.map_structure(one, self.inputs)
+        return tf.nest.map_structure(read, self.inputs)
 
     def initialize(self, name: str | None = None) -> tuple[Any, Any]:
         finished = tf.equal(self.sequence_length, 0)
@@ -211,7 +224,8 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
         self, embedding: Any, start_tokens: Any, end_token: Any, softmax_temperature: Any = None, seed: Any = None
     ) -> None:
         super().__init__(embedding, start_tokens, end_token)
-        self._temperature, self._seed = softmax_temperature, seed
+        self._temperature = softmax_temperature
+        self._seed = seed
 
     def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
         logits = outputs if self._temperature is None else outputs / self._temperature
@@ -229,7 +243,9 @@ class CustomHelper(Helper):
         sample_ids_shape: Any = None,
         sample_ids_dtype: Any = None,
     ) -> None:
-        self._initialize, self._sample, self._next_inputs = initialize_fn, sample_fn, next_inputs_fn
+        self._initialize = initialize_fn
+        self._sample = sample_fn
+        self._next_inputs = next_inputs_fn
         self.sample_ids_shape = tf.TensorShape(sample_ids_shape or [])
         self.sample_ids_dtype = sample_ids_dtype or tf.int32
         self._batch_size: Any = None
@@ -305,7 +321,10 @@ class BasicDecoder(Decoder):
     """
 
     def __init__(self, cell: Any, helper: Helper, initial_state: Any, output_layer: Any = None) -> None:
-        self._cell, self._helper, self._initial_state, self._output_layer = cell, helper, initial_state, output_layer
+        self._cell = cell
+        self._helper = helper
+        self._initial_state = initial_state
+        self._output_layer = output_layer
 
     @property
     def batch_size(self) -> Any:
@@ -367,15 +386,17 @@ def dynamic_decode(
 
         def body(time: Any, arrays: Any, state: Any, inputs: Any, finished: Any, lengths: Any) -> Any:
             outputs, new_state, new_inputs, now = decoder.step(time, inputs, state)
-            now = now if decoder.tracks_own_finished else tf.logical_or(now, finished)
+            if not decoder.tracks_own_finished:
+                now = tf.logical_or(now, finished)
             new_lengths = tf.where(finished, lengths, tf.fill(tf.shape(lengths), time + 1))
             if limit is not None:
                 now = tf.logical_or(now, time + 1 >= limit)
             if impute_finished:
-                outputs = tf.nest.map_structure(lambda one: _kept(finished, tf.zeros_like(one), one), outputs)
+                zeros = tf.nest.map_structure(tf.zeros_like, outputs)
+                outputs = tf.nest.map_structure(lambda zero, new: _kept(finished, zero, new), zeros, outputs)
                 new_state = tf.nest.map_structure(lambda old, new: _kept(finished, old, new), state, new_state)
-            shapes[:] = [one.shape for one in tf.nest.flatten(outputs)]
-            arrays = tf.nest.map_structure(lambda array, one: array.write(time, one), arrays, outputs)
+            shapes[:] = [output.shape for output in tf.nest.flatten(outputs)]
+            arrays = tf.nest.map_structure(lambda array, output: array.write(time, output), arrays, outputs)
             return time + 1, arrays, new_state, new_inputs, now, new_lengths
 
         _, arrays, state, _, _, lengths = tf.while_loop(
@@ -386,8 +407,8 @@ def dynamic_decode(
             swap_memory=swap_memory,
         )
         stacked = [array.stack() for array in tf.nest.flatten(arrays)]
-        for one, shape in zip(stacked, shapes, strict=True):
-            one.set_shape(tf.TensorShape([None]).concatenate(shape))
+        for output, shape in zip(stacked, shapes, strict=True):
+            output.set_shape(tf.TensorShape([None]).concatenate(shape))
         outputs = tf.nest.pack_sequence_as(decoder.output_dtype, stacked)
         outputs, state = decoder.finalize(outputs, state, lengths)
         if not output_time_major:
@@ -482,9 +503,13 @@ class BeamSearchDecoder(Decoder):
         if coverage_penalty_weight:
             raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not supported; leave it 0.")
         self._first = GreedyEmbeddingHelper(embedding, start_tokens, end_token)
-        self._start_tokens, self._end_token = self._first._start_tokens, self._first._end_token
-        self._cell, self._initial_state, self._beam_width = cell, initial_state, beam_width
-        self._output_layer, self._length_penalty_weight = output_layer, length_penalty_weight
+        self._start_tokens = self._first._start_tokens
+        self._end_token = self._first._end_token
+        self._cell = cell
+        self._initial_state = initial_state
+        self._beam_width = beam_width
+        self._output_layer = output_layer
+        self._length_penalty_weight = length_penalty_weight
         del reorder_tensor_arrays
 
     @property
@@ -497,7 +522,8 @@ class BeamSearchDecoder(Decoder):
         return BeamSearchDecoderOutput(kind, tf.int32, tf.int32)
 
     def initialize(self, name: str | None = None) -> tuple[Any, Any, Any]:
-        batch, beams = self.batch_size, self._beam_width
+        batch = self.batch_size
+        beams = self._beam_width
         kind = self.output_dtype.scores
         finished = tf.zeros([batch, beams], tf.bool)
         tokens = tf.repeat(self._start_tokens[:, None], beams, 1)
@@ -507,21 +533,22 @@ class BeamSearchDecoder(Decoder):
         lengths = tf.zeros([batch, beams], tf.int64)
         return finished, self._first._embed(tokens), BeamSearchDecoderState(state, log_probs, finished, lengths)
 
-    def _divided(self, one: Any) -> Any:
-        """Reshape `one` from `[batch * beam, ...]` to `[batch, beam, ...]`. Scalars and TensorArrays are unchanged."""
-        if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
-            return one
-        rest = tf.shape(one)[1:]
-        divided = tf.reshape(one, tf.concat([[self.batch_size, self._beam_width], rest], 0))
-        divided.set_shape(tf.TensorShape([None, self._beam_width]).concatenate(one.shape[1:]))
+    def _divided(self, tensor: Any) -> Any:
+        """Reshape from `[batch * beam, ...]` to `[batch, beam, ...]`. Scalars and TensorArrays are unchanged."""
+        if isinstance(tensor, tf.TensorArray) or tensor.shape.rank == 0:
+            return tensor
+        rest = tf.shape(tensor)[1:]
+        divided = tf.reshape(tensor, tf.concat([[self.batch_size, self._beam_width], rest], 0))
+        divided.set_shape(tf.TensorShape([None, self._beam_width]).concatenate(tensor.shape[1:]))
         return divided
 
     @staticmethod
-    def _joined(one: Any) -> Any:
-        if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
-            return one
-        joined = tf.reshape(one, tf.concat([[-1], tf.shape(one)[2:]], 0))
-        joined.set_shape(tf.TensorShape([None]).concatenate(one.shape[2:]))
+    def _joined(tensor: Any) -> Any:
+        """Do the reverse of `_divided`."""
+        if isinstance(tensor, tf.TensorArray) or tensor.shape.rank == 0:
+            return tensor
+        joined = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], 0))
+        joined.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[2:]))
         return joined
 
     def step(self, time: Any, inputs: Any, state: Any, name: str | None = None) -> tuple[Any, Any, Any, Any]:
@@ -530,7 +557,8 @@ class BeamSearchDecoder(Decoder):
             outputs, cell_state = self._cell(self._joined(inputs), cell_state)
             if self._output_layer is not None:
                 outputs = self._output_layer(outputs)
-            logits, cell_state = self._divided(outputs), tf.nest.map_structure(self._divided, cell_state)
+            logits = self._divided(outputs)
+            cell_state = tf.nest.map_structure(self._divided, cell_state)
             output, state = self._best(logits, cell_state, state)
             done = tf.reduce_all(state.finished)
             ids = tf.where(done, tf.repeat(self._start_tokens[:, None], self._beam_width, 1), output.predicted_ids)
@@ -556,12 +584,13 @@ class BeamSearchDecoder(Decoder):
         penalty = ((5.0 + lengths) / 6.0) ** self._length_penalty_weight
         scores = tf.reshape(totals / penalty, [-1, self._beam_width * num_ids])
         best, chosen = tf.math.top_k(scores, self._beam_width)
-        ids, parents = chosen % num_ids, chosen // num_ids
+        ids = chosen % num_ids
+        parents = chosen // num_ids
         was_finished = tf.gather(state.finished, parents, batch_dims=1)
 
-        def of_parents(one: Any) -> Any:
-            is_whole = isinstance(one, tf.TensorArray) or one.shape.rank in (0, 1)
-            return one if is_whole else tf.gather(one, parents, batch_dims=1)
+        def of_parents(tensor: Any) -> Any:
+            is_whole = isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, 1)
+            return tensor if is_whole else tf.gather(tensor, parents, batch_dims=1)
 
         following = BeamSearchDecoderState(
             cell_state=tf.nest.map_structure(of_parents, cell_state),
@@ -575,7 +604,8 @@ class BeamSearchDecoder(Decoder):
         """Return (FinalBeamSearchDecoderOutput, state). The sequences are traced back from the last step through the
         parents; after the first end token, each is filled with end tokens.
         """
-        ids, parents = outputs.predicted_ids, outputs.parent_ids
+        ids = outputs.predicted_ids
+        parents = outputs.parent_ids
         beams = tf.broadcast_to(tf.range(self._beam_width), tf.shape(ids)[1:])
 
         def earlier(later: tuple[Any, Any], step: tuple[Any, Any]) -> tuple[Any, Any]:

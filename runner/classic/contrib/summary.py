@@ -75,4 +75,6 @@ def _named(name: str, family: str | None) -> str:
 
 
 def _step(step: Any) -> Any:
-    return tf.cast(v1.train.get_or_create_global_step() if step is None else step, tf.int64)
+    if step is None:
+        step = v1.train.get_or_create_global_step()
+    return tf.cast(step, tf.int64)

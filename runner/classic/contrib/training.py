@@ -41,7 +41,8 @@ class HParams:
         is_list = isinstance(value, list | tuple)
         if is_list and not value:
             raise ValueError(f"Multi-valued hyperparameters cannot be empty: {name}")
-        self._hparam_types[name] = (type(value[0]) if is_list else type(value), is_list)
+        kind = type(value[0]) if is_list else type(value)
+        self._hparam_types[name] = (kind, is_list)
         setattr(self, name, list(value) if isinstance(value, tuple) else value)
 
     def set_hparam(self, name: str, value: Any) -> None:
@@ -55,7 +56,11 @@ class HParams:
         if isinstance(value, list) != is_list:
             wanted = "multi-valued" if is_list else "single-valued"
             raise ValueError(f"Hyperparameter {name!r} is {wanted}, and cannot be set to {value!r}.")
-        setattr(self, name, [_cast(name, kind, one) for one in value] if is_list else _cast(name, kind, value))
+        if is_list:
+            cast = [_cast(name, kind, item) for item in value]
+        else:
+            cast = _cast(name, kind, value)
+        setattr(self, name, cast)
 
     def del_hparam(self, name: str) -> None:
         """Remove a hyperparameter, if it exists."""
@@ -73,7 +78,8 @@ class HParams:
         return self
 
     def _set_from_text(self, found: re.Match[str], values: str) -> None:
-        name, text = found["name"], found["one"]
+        name = found["name"]
+        text = found["one"]
         if name not in self._hparam_types:
             raise ValueError(f"Unknown hyperparameter type for {name}")
         kind, is_list = self._hparam_types[name]
@@ -88,8 +94,8 @@ class HParams:
             elif found["list"] is not None:
                 self.set_hparam(name, _parsed_list(parse, found["list"]))
             else:
-                one = parse(text.strip())
-                self.set_hparam(name, [one] if is_list else one)
+                parsed = parse(text.strip())
+                self.set_hparam(name, [parsed] if is_list else parsed)
         except ValueError as error:
             raise ValueError(f"Could not parse hparam {name} in {values!r}: {error}") from None
 
@@ -133,8 +139,8 @@ class HParams:
                     f"get({key!r}, default={default!r}): the default has another type than the hyperparameter, "
                     f"{getattr(self, key)!r}."
                 )
-            for one in default if is_list else [default]:
-                _cast(key, kind, one)
+            for value in default if is_list else [default]:
+                _cast(key, kind, value)
         return getattr(self, key)
 
     def __contains__(self, key: str) -> bool:
@@ -191,11 +197,15 @@ def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:
     """
     parsed: dict[str, Any] = {}
     for assignment in _assignments(values):
-        name, one, several = assignment["name"], assignment["one"], assignment["list"]
+        name = assignment["name"]
         if name not in type_map:
             raise ValueError(f"Malformed hyperparameter value: {values[assignment.start() :]}")
         parse = _parser(type_map[name])
-        parsed[name] = parse(one.strip()) if several is None else _parsed_list(parse, several)
+        items = assignment["list"]
+        if items is None:
+            parsed[name] = parse(assignment["one"].strip())
+        else:
+            parsed[name] = _parsed_list(parse, items)
     return parsed
 
 
@@ -215,4 +225,4 @@ def _assignments(values: str) -> Iterator[re.Match[str]]:
 
 
 def _parsed_list(parse: Callable[[str], Any], text: str) -> list[Any]:
-    return [parse(one.strip()) for one in text.split(",") if one.strip()]
+    return [parse(item.strip()) for item in text.split(",") if item.strip()]

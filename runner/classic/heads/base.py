@@ -157,7 +157,8 @@ class Head(abc.ABC):
                 train_op = train_op_fn(loss)
             else:
                 train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
-            train_op = tf.group(train_op, *update_ops) if update_ops else train_op
+            if update_ops:
+                train_op = tf.group(train_op, *update_ops)
         self._summarise(labels, logits, features)
         if self._summary_key("loss") != "loss" or summaries.is_of_session():  # the runner itself writes "loss"
             summaries.scalar(self._summary_key("loss"), loss)
@@ -198,8 +199,11 @@ class HeadOfOne(Head):
     ) -> None:
         checks.check_reduction(loss_reduction)
         checks.check_loss_fn(loss_fn)
-        self.name, self.logits_dimension, self.loss_reduction = name, logits_dimension, loss_reduction
-        self._weight_column, self._loss_fn = weight_column, loss_fn
+        self.name = name
+        self.logits_dimension = logits_dimension
+        self.loss_reduction = loss_reduction
+        self._weight_column = weight_column
+        self._loss_fn = loss_fn
 
     @abc.abstractmethod
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
@@ -210,14 +214,16 @@ class HeadOfOne(Head):
         """Return the loss of each example, `[batch, ..., 1]`, or of each logit `[batch, ..., logits_dimension]`."""
 
     def _weights(self, features: Any, logits: tf.Tensor) -> tf.Tensor | None:
-        each = self._weights_may_differ_in_one_example
-        return checks.example_weights(features, self._weight_column, logits, one_each_logit=each)
+        may_differ = self._weights_may_differ_in_one_example
+        return checks.example_weights(features, self._weight_column, logits, one_each_logit=may_differ)
 
     def _all_losses(self, labels: tf.Tensor, logits: tf.Tensor, features: Any) -> tf.Tensor:
         if self._loss_fn is None:
             return self._losses(labels, logits)
-        more = {"features": features} if "features" in checks.arguments(self._loss_fn) else {}
-        losses = self._loss_fn(labels=labels, logits=logits, **more)
+        if "features" in checks.arguments(self._loss_fn):
+            losses = self._loss_fn(labels=labels, logits=logits, features=features)
+        else:
+            losses = self._loss_fn(labels=labels, logits=logits)
         return checks.checked_losses(losses, logits, self._loss_dimension)
 
     @property
@@ -237,12 +243,14 @@ class HeadOfOne(Head):
         mode: str | None = None,
         regularization_losses: Losses = None,
     ) -> tf.Tensor:
-        loss = checks.reduced(*self._weighted(labels, logits, features), self.loss_reduction, batch_part())
+        losses, weights = self._weighted(labels, logits, features)
+        loss = checks.reduced(losses, weights, self.loss_reduction, batch_part())
         return with_regularization(loss, regularization_losses)
 
     def average_loss(self, labels: Any, logits: Any, features: Any) -> tf.Tensor:
         """Return the weighted mean of a batch's losses, a float scalar, whatever `loss_reduction` is."""
-        return checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
+        losses, weights = self._weighted(labels, logits, features)
+        return checks.reduced(losses, weights, "weighted_mean")
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
         """Return the weight of a batch's loss in an evaluation's mean over batches, a scalar.
@@ -254,7 +262,8 @@ class HeadOfOne(Head):
         if checks.is_sum(self.loss_reduction):
             return batch_part().share(tf.float64)
         if checks.is_weighted_mean(self.loss_reduction):
-            return checks.divisor(*self._weighted(labels, logits, features), self.loss_reduction)
+            losses, weights = self._weighted(labels, logits, features)
+            return checks.divisor(losses, weights, self.loss_reduction)
         return None
 
     def _weighted(self, labels: Any, logits: Any, features: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -277,9 +286,12 @@ class HeadOfOne(Head):
         raise NotImplementedError
 
     def metrics(self, regularization_losses: Losses = None) -> dict[str, Any]:
-        names = ["average_loss"] + ([] if regularization_losses is None else ["regularization_loss"])
-        made = {name: mean for name in names} | {name: make for name, (make, _) in self._metrics().items()}
-        return {self._key(name): make(name) for name, make in made.items()}
+        makers = {"average_loss": mean}
+        if regularization_losses is not None:
+            makers["regularization_loss"] = mean
+        for name, (make, _) in self._metrics().items():
+            makers[name] = make
+        return {self._key(name): make(name) for name, make in makers.items()}
 
     def update_metrics(
         self,
@@ -351,9 +363,12 @@ def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str)
     """
     keys = tf.convert_to_tensor(list(label_vocabulary))
     if labels.dtype != keys.dtype:
-        raise (ValueError if head == "MultiClassHead" else TypeError)(
+        message = (
             f"{head}: labels are {labels.dtype.name}, but label_vocabulary={label_vocabulary} is {keys.dtype.name}."
         )
+        if head == "MultiClassHead":
+            raise ValueError(message)
+        raise TypeError(message)
     places = tf.range(len(label_vocabulary), dtype=tf.int64)
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, places), default_value=-1)
     ids = table.lookup(labels)

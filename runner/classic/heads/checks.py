@@ -79,10 +79,11 @@ def check_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
     Raises:
       ValueError: one is not between 0 and 1.
     """
-    wrong = [one for one in thresholds or () if not 0 < one < 1]
+    given = tuple(thresholds or ())
+    wrong = [threshold for threshold in given if not 0 < threshold < 1]
     if wrong:
-        raise ValueError(f"thresholds={list(thresholds or ())}: each must be between 0 and 1, unlike {wrong}.")
-    return tuple(thresholds or ())
+        raise ValueError(f"thresholds={list(given)}: each must be between 0 and 1, unlike {wrong}.")
+    return given
 
 
 def check_vocabulary(label_vocabulary: Sequence[Any] | None, num_classes: int) -> None:
@@ -142,7 +143,7 @@ def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
             "Use tf.sparse.to_dense in the input function."
         )
     labels = tf.convert_to_tensor(labels)
-    if labels.shape.rank is not None and logits.shape.rank is not None and labels.shape.rank == logits.shape.rank - 1:
+    if _lacks_last_axis(labels, logits):
         labels = tf.expand_dims(labels, -1)
     expected = logits.shape[:-1].concatenate(dimension)
     if not labels.shape.is_compatible_with(expected):
@@ -206,9 +207,18 @@ def example_weights(
         )
     weights = dense_tensor(weight_column, features)
     weights = tf.cast(weights, logits.dtype)
-    if weights.shape.rank is not None and logits.shape.rank is not None and weights.shape.rank == logits.shape.rank - 1:
+    if _lacks_last_axis(weights, logits):
         weights = tf.expand_dims(weights, -1)
-    return _of_shape(weights, "weights", logits, [1, None] if one_each_logit else [1])
+    dimensions = [1, None] if one_each_logit else [1]
+    return _of_shape(weights, "weights", logits, dimensions)
+
+
+def _lacks_last_axis(values: tf.Tensor, logits: tf.Tensor) -> bool:
+    """Report whether it is known that `values` have one axis less than `logits`."""
+    rank = values.shape.rank
+    rank_of_logits = logits.shape.rank
+    are_known = rank is not None and rank_of_logits is not None
+    return are_known and rank == rank_of_logits - 1
 
 
 def _of_shape(
@@ -221,14 +231,20 @@ def _of_shape(
     """
     message = f"{what} have a wrong shape; their shape, that of the logits, and the sizes allowed for the last axis:"
     if tf.executing_eagerly():
-        if values.shape not in [logits.shape if one is None else [*logits.shape[:-1], one] for one in dimensions]:
+        shapes = []
+        for size in dimensions:
+            shapes.append(logits.shape if size is None else [*logits.shape[:-1], size])
+        if values.shape not in shapes:
             raise ValueError(f"{message} {values.shape}, {logits.shape}, {dimensions}.")
         return values
-    size, of_logits = tf.shape(values), tf.shape(logits)
-    allowed = [of_logits if one is None else tf.concat([of_logits[:-1], [one]], axis=0) for one in dimensions]
-    fits = tf.reduce_any([tf.reduce_all(tf.equal(size, one)) for one in allowed])
-    fits = tf.logical_and(fits, tf.rank(values) >= least_rank)
-    return after(tf.debugging.Assert(fits, [message, size, of_logits, str(dimensions)]), values)
+    shape = tf.shape(values)
+    of_logits = tf.shape(logits)
+    equal = []
+    for size in dimensions:
+        allowed = of_logits if size is None else tf.concat([of_logits[:-1], [size]], axis=0)
+        equal.append(tf.reduce_all(tf.equal(shape, allowed)))
+    fits = tf.logical_and(tf.reduce_any(equal), tf.rank(values) >= least_rank)
+    return after(tf.debugging.Assert(fits, [message, shape, of_logits, str(dimensions)]), values)
 
 
 def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
@@ -264,7 +280,7 @@ def of_each(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
     """
     if weights is None:
         return tf.ones_like(values)
-    if None not in (weights.shape.rank, values.shape.rank) and weights.shape.rank == values.shape.rank + 1:
+    if _lacks_last_axis(values, weights):
         weights = tf.squeeze(weights, -1)
     return tf.cast(weights, values.dtype) * tf.ones_like(values)
 

@@ -152,11 +152,14 @@ class MultiClassHead(base.HeadOfOne):
         return tf.expand_dims(losses, -1)
 
     def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
-        return logits if key == "logits" else _of_classes(key, logits, self.logits_dimension, self._label_vocabulary)
+        if key == "logits":
+            return logits
+        return _of_classes(key, logits, self.logits_dimension, self._label_vocabulary)
 
     def _metrics(self) -> metrics.Metrics:
         def right(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
-            return (tf.equal(tf.cast(labels, tf.int64), tf.expand_dims(tf.argmax(logits, -1), -1)),)
+            predicted = tf.expand_dims(tf.argmax(logits, -1), -1)
+            return (tf.equal(tf.cast(labels, tf.int64), predicted),)
 
         return {"accuracy": (metrics.mean, right)}
 

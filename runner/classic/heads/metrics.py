@@ -34,10 +34,13 @@ def _maker(kind: Callable[..., Any], **settings: Any) -> Callable[[str], Any]:
     return make
 
 
-mean, baseline = _maker(keras.metrics.Mean), _maker(_Baseline)
-precision, recall = _maker(keras.metrics.Precision, thresholds=0.5), _maker(keras.metrics.Recall, thresholds=0.5)
+mean = _maker(keras.metrics.Mean)
+baseline = _maker(_Baseline)
+precision = _maker(keras.metrics.Precision, thresholds=0.5)
+recall = _maker(keras.metrics.Recall, thresholds=0.5)
 # Keras sums areas in float32, so two replicas differ from one by 1e-7. All other metrics are float64.
-area, area_of_precision = _maker(keras.metrics.AUC, curve="ROC"), _maker(keras.metrics.AUC, curve="PR")
+area = _maker(keras.metrics.AUC, curve="ROC")
+area_of_precision = _maker(keras.metrics.AUC, curve="PR")
 
 
 def with_probabilities(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -57,7 +60,8 @@ def metrics_at(thresholds: Sequence[float]) -> Metrics:
 
 
 def _right_at(threshold: float, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
-    return (tf.equal(tf.cast(labels, tf.float64), tf.cast(tf.sigmoid(logits) > threshold, tf.float64)),)
+    predicted = tf.cast(tf.sigmoid(logits) > threshold, tf.float64)
+    return (tf.equal(tf.cast(labels, tf.float64), predicted),)
 
 
 def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
@@ -71,15 +75,21 @@ def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
     flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
     if weights is not None:
         weights = tf.reshape(of_each(tf.cast(values[0], tf.float64), weights), [-1])
+    if tf.executing_eagerly():
+        metric.update_state(*flat, sample_weight=weights)
+        return
+    # `update_state` of Keras 3 returns no operation.
     graph = v1.get_default_graph()
-    before = 0 if tf.executing_eagerly() else len(graph.get_operations())
+    before = len(graph.get_operations())
     metric.update_state(*flat, sample_weight=weights)
-    if not tf.executing_eagerly():  # `update_state` of Keras 3 returns no operation
-        written = [one for one in graph.get_operations()[before:] if one.type.startswith("Assign")]
-        metric.update_op = tf.group(*written)
+    added = graph.get_operations()[before:]
+    metric.update_op = tf.group(*[operation for operation in added if operation.type.startswith("Assign")])
 
 
 def in_pairs(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return `metrics` with each Keras metric that `add` has updated in a graph as a pair (value, update)."""
-    updates = {name: getattr(metric, "update_op", None) for name, metric in metrics.items()}
-    return {n: one if updates[n] is None else (one.result(), updates[n]) for n, one in metrics.items()}
+    pairs: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        update = getattr(metric, "update_op", None)
+        pairs[name] = metric if update is None else (metric.result(), update)
+    return pairs

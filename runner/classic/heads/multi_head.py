@@ -38,7 +38,7 @@ class MultiHead(base.Head):
         if None in names or len(set(names)) < len(names):
             raise ValueError(f"MultiHead: heads need different names, but have {names}.")
         self._heads = {str(head.name): head for head in heads}
-        self._head_weights = tuple(head_weights or (1.0 for _ in heads))
+        self._head_weights = tuple(head_weights or [1.0] * len(heads))
 
     @property
     def name(self) -> str:
@@ -63,19 +63,21 @@ class MultiHead(base.Head):
         mode: str | None = None,
         regularization_losses: base.Losses = None,
     ) -> tf.Tensor:
-        losses = self._losses(self._of_heads("labels", labels), self._logits(logits), features, mode)
+        labels = self._of_heads("labels", labels)
+        losses = self._losses(labels, self._logits(logits), features, mode)
         weighted = [loss * weight for loss, weight in zip(losses.values(), self._head_weights, strict=True)]
         return base.with_regularization(tf.add_n(weighted), regularization_losses)
 
     def _losses(self, labels: Any, logits: Any, features: Any, mode: str | None) -> dict[str, tf.Tensor]:
-        return {
-            name: head.loss(labels[name], logits[name], features=features, mode=mode)
-            for name, head in self._heads.items()
-        }
+        losses: dict[str, tf.Tensor] = {}
+        for name, head in self._heads.items():
+            losses[name] = head.loss(labels[name], logits[name], features=features, mode=mode)
+        return losses
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
         """Return the first head's `loss_weight`, which all heads share, if all heads sum their losses; else None."""
-        labels, logits = self._of_heads("labels", labels), self._logits(logits)
+        labels = self._of_heads("labels", labels)
+        logits = self._logits(logits)
         if not all(checks.is_sum(head.loss_reduction) for head in self._heads.values()):
             return None
         name, head = next(iter(self._heads.items()))
@@ -83,11 +85,11 @@ class MultiHead(base.Head):
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
         parts = self._logits(logits)
-        return {
-            (name, key): value
-            for name, head in self._heads.items()
-            for key, value in head.predictions(parts[name], keys).items()
-        }
+        predictions: dict[Any, tf.Tensor] = {}
+        for name, head in self._heads.items():
+            for key, value in head.predictions(parts[name], keys).items():
+                predictions[name, key] = value
+        return predictions
 
     def metrics(self, regularization_losses: base.Losses = None) -> dict[str, Any]:
         made = {f"loss/{name}": metrics.mean(f"loss/{name}") for name in self._heads}
@@ -106,11 +108,13 @@ class MultiHead(base.Head):
         mode: str | None = None,
         regularization_losses: base.Losses = None,
     ) -> dict[str, Any]:
-        labels, logits = self._of_heads("labels", labels), self._logits(logits)
+        labels = self._of_heads("labels", labels)
+        logits = self._logits(logits)
         num_examples = tf.shape(next(iter(logits.values())))[0]
         for name, loss in self._losses(labels, logits, features, mode).items():
             weight = self._heads[name].loss_weight(labels[name], logits[name], features)
-            weight = num_examples if weight is None else weight
+            if weight is None:
+                weight = num_examples
             metrics.add(eval_metrics[f"loss/{name}"], loss, weights=weight)
         if regularization_losses is not None:
             name = self._key("regularization_loss")
@@ -127,12 +131,14 @@ class MultiHead(base.Head):
             outputs = head.export_outputs(own)
             exported.setdefault(base.DEFAULT_SIGNATURE, outputs[base.DEFAULT_SIGNATURE])
             for key, output in outputs.items():
-                exported[name if key == base.DEFAULT_SIGNATURE else f"{name}/{key}"] = output
+                signature = name if key == base.DEFAULT_SIGNATURE else f"{name}/{key}"
+                exported[signature] = output
             merged |= {f"{name}/{key}": value for key, value in own.items()}
         return {**exported, "predict": PredictOutput(merged)}
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
-        losses = self._losses(self._of_heads("labels", labels), self._logits(logits), features, ModeKeys.TRAIN)
+        labels = self._of_heads("labels", labels)
+        losses = self._losses(labels, self._logits(logits), features, ModeKeys.TRAIN)
         for name, loss in losses.items():
             summaries.scalar(f"loss/{name}", loss)
 

@@ -78,7 +78,8 @@ class MultiLabelHead(base.HeadOfOne):
             return logits
         if key == "probabilities":
             return tf.sigmoid(logits)
-        return base.of_each_example(base.names_of_classes(self.logits_dimension, self._label_vocabulary), logits)
+        names = base.names_of_classes(self.logits_dimension, self._label_vocabulary)
+        return base.of_each_example(names, logits)
 
     def _metrics(self) -> metrics.Metrics:
         found: metrics.Metrics = {
@@ -103,16 +104,18 @@ class MultiLabelHead(base.HeadOfOne):
 def _of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor, first: int = 0) -> tuple[tf.Tensor, ...]:
     """Return (labels, probabilities) of class `class_id`; with first=1 only (probabilities,)."""
     both = metrics.with_probabilities(labels, logits)
-    return tuple(one[..., class_id : class_id + 1] for one in both[first:])
+    return tuple(values[..., class_id : class_id + 1] for values in both[first:])
 
 
 def _ids(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[Any] | None) -> list[int]:
     names = list(label_vocabulary or ())
     given = f"classes_for_class_based_metrics={list(classes)}"
-    unknown = [one for one in classes if isinstance(one, str) and one not in names]
+    unknown = [name for name in classes if isinstance(name, str) and name not in names]
     if unknown:
         raise ValueError(f"{given}: {unknown} are not in label_vocabulary={names}.")
-    ids = [names.index(one) if isinstance(one, str) else int(one) for one in classes]
-    if any(not 0 <= one < num_classes for one in ids):
+    ids = []
+    for name_or_id in classes:
+        ids.append(names.index(name_or_id) if isinstance(name_or_id, str) else int(name_or_id))
+    if any(not 0 <= class_id < num_classes for class_id in ids):
         raise ValueError(f"{given}: ids must be from 0 to {num_classes - 1}.")
     return ids

@@ -41,7 +41,8 @@ def _constructor(cls: type, family: Family) -> Callable[..., None]:
     DNNEstimator, which takes a head and makes the model_fn.
     """
     signature: Any = family.signatures[cls.__name__]
-    signature.__name__, signature.__module__ = "__init__", cls.__module__
+    signature.__name__ = "__init__"
+    signature.__module__ = cls.__module__
     signature.__qualname__ = f"{cls.__qualname__}.__init__"  # the name in Python's messages about arguments
 
     @functools.wraps(signature)  # so that `inspect.signature` returns the table's signature

@@ -30,7 +30,7 @@ def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
       ValueError: there are none, two have the same name, or one is not a feature column.
     """
     columns = list(columns.values()) if isinstance(columns, Mapping) else _as_list(columns)
-    strange = [one for one in columns if not hasattr(one, "parse_example_spec")]
+    strange = [column for column in columns if not hasattr(column, "parse_example_spec")]
     if strange:
         raise ValueError(f"{what}: {strange[0]!r} is not a feature column; make one with tf.feature_column.*.")
     if not columns:
@@ -53,8 +53,10 @@ def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
     Raises:
       ValueError: a column is not dense, or features are not a dict.
     """
-    features, columns = checked_features(features), sorted_columns(columns)
-    state, cache = _state(scope), feature_columns.cache_of(features)
+    features = checked_features(features)
+    columns = sorted_columns(columns)
+    state = _state(scope)
+    cache = feature_columns.cache_of(features)
     parts = []
     for column in columns:
         if not isinstance(column, feature_columns.DenseColumn):
@@ -81,9 +83,12 @@ def linear_sum(
       scope: variables are named `<scope>/<column>/weights` and `<scope>/bias_weights`, and start from 0.
       sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean or sqrtn.
     """
-    features, columns = checked_features(features), sorted_columns(columns)
-    state, cache = _state(scope), feature_columns.cache_of(features)
-    sums, weights = [], []
+    features = checked_features(features)
+    columns = sorted_columns(columns)
+    state = _state(scope)
+    cache = feature_columns.cache_of(features)
+    sums = []
+    weights = []
     for column in columns:
         column.create_state(state)
         is_categorical = hasattr(column, "num_buckets")
@@ -133,7 +138,8 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
         means = statistic(f"{scope}/moving_mean", size, v1.zeros_initializer())
         variances = statistic(f"{scope}/moving_variance", size, v1.ones_initializer())
     updates: list[Any] = []
-    mean, variance = tf.convert_to_tensor(means), tf.convert_to_tensor(variances)
+    mean = tf.convert_to_tensor(means)
+    variance = tf.convert_to_tensor(variances)
     if training:
         mean, variance = tf.nn.moments(x, [0])
         for moving, now in ((means, mean), (variances, variance)):
@@ -160,8 +166,8 @@ def forget_shared_embeddings(*columns: Any) -> None:
     """Reset shared embedding columns, which would otherwise keep the variables of an earlier trace. A model_fn calls
     this before it uses its columns.
     """
-    for some in columns:
-        feature_columns.forget_shared_embeddings(_as_list(some))
+    for columns_of_part in columns:
+        feature_columns.forget_shared_embeddings(_as_list(columns_of_part))
 
 
 def checked_features(features: Any) -> Mapping[str, Any]:
@@ -189,12 +195,14 @@ def activation_of(activation: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     """
     if callable(activation):
         return activation
+    if activation is None:
+        return tf.identity
     found = getattr(tf.nn, str(activation), None)
-    if activation is not None and found is None:
+    if found is None:
         raise ValueError(
             f"activation_fn={activation!r} is unknown. Give a function, or the name of one in tf.nn such as 'relu'."
         )
-    return found if found is not None else tf.identity
+    return found
 
 
 def _state(scope: str) -> feature_columns.Columns:

@@ -152,13 +152,14 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
 
     def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> EstimatorSpec:
         layers.forget_shared_embeddings(*(part.made_by.feature_columns for part in parts))
-        each, trained = [], []
+        each = []
+        trained = []
         for part in parts:
             name = part.made_by.name
-            before = {id(one) for one in v1.trainable_variables()}
+            before = {id(variable) for variable in v1.trainable_variables()}
             with family.scope(name, getattr(config, "num_ps_replicas", 0)):
                 each.append(part.made_by.logits(features, mode, head.logits_dimension, scope=f"{name}/"))
-            variables = [one for one in v1.trainable_variables() if id(one) not in before]
+            variables = [variable for variable in v1.trainable_variables() if id(variable) not in before]
             if name == "linear" and not scope:
                 with family.scope("linear/"):
                     summarise(each[-1], "linear")
