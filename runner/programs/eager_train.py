@@ -158,7 +158,7 @@ class EagerTrainProgram(TrainProgram):
         self._first = dataclasses.replace(first, loss=tf.zeros([], first.spec.loss.dtype))
         super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
 
-    def _found_summaries(self) -> StepSummaries:
+    def _find_summaries(self) -> StepSummaries:
         _, collected = self._eager_step.first
         names = {one.tag for one in collected.scalars}
         return StepSummaries(collected.scalars, collected.protos, collected.images, collected.has_others, names)
@@ -181,7 +181,7 @@ class EagerTrainProgram(TrainProgram):
         return Step(take, {})
 
     def _values_of(self, names: Sequence[str], taken: TrainedReplica, inputs: Sequence[tf.Tensor]) -> list[Any]:
-        """Return what native hooks fetch of a step, as `TrainProgram._examples` has its tensors.
+        """Return what native hooks fetch of a step, as `TrainProgram._example_tensors` has its tensors.
 
         Raises:
           ValueError: a value is not there, or is no tensor `[batch, ...]`.
