@@ -174,7 +174,8 @@ def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool)
 def _check_asynchronous(config: RunConfig) -> None:
     """Raise ValueError for settings that do not work with asynchronous workers."""
     if config.nan == "rollback":
-        setting, reason = "train.nan=rollback", "other workers have already trained on later batches"
+        setting = "train.nan=rollback"
+        reason = "other workers have already trained on later batches"
     elif config.precision == "mixed_float16":
         setting = "train.precision=mixed_float16"
         reason = (
