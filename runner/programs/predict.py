@@ -120,7 +120,7 @@ class PredictProgram(Program):
         def build() -> Callable[..., Any]:
             return functools.partial(self._run, self._function(request))
 
-        counts, predictions, values = self._called(request.key, build, iterator, step, *request.values)
+        counts, predictions, values = self._call(request.key, build, iterator, step, *request.values)
         batches: list[tuple[int, Any]] = []
         for count, of_replica in zip(counts.numpy(), predictions, strict=True):
             if count:

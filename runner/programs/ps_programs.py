@@ -314,7 +314,7 @@ class RangeEvaluation(EvalProgram):
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
         super().__init__(model, pipeline, on_workers=True)
         self._coordinator, store = coordinator, model.store
-        fetches, updates = self._fetched(0)
+        fetches, updates = self._sums_and_updates(0)
         running = set(needed(self.trace.graph, operations([*tf.nest.flatten(fetches), *updates])))
         handles = ((name, handle) for handle, name in self.trace.handles(replica=0) if handle.op in running)
         self._handles = {name: handle for name, handle in handles if store.specs[name].local}
@@ -350,7 +350,7 @@ class RangeEvaluation(EvalProgram):
             sums = {name: (total + more[name][0], weight + more[name][1]) for name, (total, weight) in sums.items()}
             parts = [part for part in (self._state, result["state"]) if part is not None]
             self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
-        return self._counted(sums, sum(int(result["examples"]) for result in results), ended)
+        return self._update_result(sums, sum(int(result["examples"]) for result in results), ended)
 
     def values(self) -> dict[str, Any]:
         for name, value in (self._state or {}).items():
