@@ -342,17 +342,18 @@ class TrainProgram(Program):
         extra = tf.nest.flatten(fetched.tensors)
         places_of_update = [place for place, tensor in enumerate(extra) if id(tensor) in of_update]
         places_of_others = [place for place, tensor in enumerate(extra) if id(tensor) not in of_update]
-        step = self._accumulated_step(
-            effects, [extra[place] for place in places_of_others], [extra[place] for place in places_of_update]
-        )
-        places = [*places_of_others, *places_of_update]
+        with_update = [extra[place] for place in places_of_update]
+        with_gradients = [extra[place] for place in places_of_others]
+        step = self._accumulated_step(effects, with_gradients, with_update)
+        places = [*places_of_others, *places_of_update]  # of what the step returns after its loss
 
         def take(*arguments: Any) -> Outputs:
             loss, *values = step.take(*arguments)
             in_order: list[Any] = [None] * len(places)
             for place, value in zip(places, values, strict=True):
                 in_order[place] = value
-            return {"loss": loss, **fetched.packed(tf.nest.pack_sequence_as(fetched.tensors, in_order))}
+            fetched_values = tf.nest.pack_sequence_as(fetched.tensors, in_order)
+            return {"loss": loss, **fetched.packed(fetched_values)}
 
         return take
 
@@ -478,8 +479,9 @@ class TrainProgram(Program):
         for name, rate in self._rates.items():
             if name in of_model_fn:
                 continue
-            is_variable = isinstance(rate, str)
-            rates[name] = float(self._store[rate].numpy()) if is_variable else rate
+            if isinstance(rate, str):  # the name of a variable
+                rate = float(self._store[rate].numpy())
+            rates[name] = rate
         return rates
 
     @property
@@ -488,6 +490,7 @@ class TrainProgram(Program):
         return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
 
     def _metrics_with_state(self) -> KeptMetrics:
+        """Return the metrics of TRAIN that are reported and keep state, and warn of those that are not reported."""
         metrics: dict[str, Any] = {}
         for name, what in self.outputs[0].scalars.left_out.items():
             _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
