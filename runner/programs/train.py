@@ -186,13 +186,10 @@ class TrainProgram(Program):
         for scalar in scalars:
             if scalar.metadata:
                 self._writes_of_scalars.update(_writes_of(scalar.operation))
-        return StepSummaries(
-            scalars,
-            [proto for proto in protos if proto.op not in of_scalars],
-            images,
-            has_others=any(write not in self._writes_of_scalars for write in self._v2_writes),
-            names=_names_of_summaries(self.trace.graph),
-        )
+        other_protos = [proto for proto in protos if proto.op not in of_scalars]
+        has_others = any(write not in self._writes_of_scalars for write in self._v2_writes)
+        names = _names_of_summaries(self.trace.graph)
+        return StepSummaries(scalars, other_protos, images, has_others, names)
 
     @property
     def _v2_writes(self) -> list[tf.Operation]:

@@ -371,15 +371,11 @@ class SplitLoop:
             found = [part.values[name] for part in parts if part.num_steps and name in part.values]
             if found:
                 values[name] = np.concatenate(found)
-        return LoopResult(
-            num_steps=sum(part.num_steps for part in parts),
-            losses=np.concatenate([part.losses for part in parts]),
-            examples=np.concatenate([part.examples for part in parts]),
-            values=values,
-            data_ended=last.data_ended,
-            repeated_steps=sum(part.repeated_steps for part in parts),
-            records=records,
-        )
+        losses = np.concatenate([part.losses for part in parts])
+        examples = np.concatenate([part.examples for part in parts])
+        num_steps = sum(part.num_steps for part in parts)
+        repeated_steps = sum(part.repeated_steps for part in parts)
+        return LoopResult(num_steps, losses, examples, values, last.data_ended, repeated_steps, records)
 
 
 def now_after(values: Any) -> tf.Tensor:

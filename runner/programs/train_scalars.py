@@ -97,12 +97,12 @@ def replica_scalars(
         else:
             logged_sums[name] = _sum_of_metric(value, count)
     return ReplicaScalars(
-        summary_sums,
-        metric_sums,
-        reported_metrics,
-        _reserved_among(metrics, values),
-        logged_sums,
-        [name for name in shown if name in reported_values],
+        summary_sums=summary_sums,
+        metric_sums=metric_sums,
+        metrics=reported_metrics,
+        left_out=_reserved_among(metrics, values),
+        logged_sums=logged_sums,
+        on_progress=[name for name in shown if name in reported_values],
     )
 
 
