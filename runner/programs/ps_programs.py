@@ -106,15 +106,15 @@ class Requests:
             results = self._hand_over(elements, first)
             ended = len(elements) < num_steps
         elif iterator.dataset.is_divided:
-            results, ended = self._from_their_own(iterator, num_steps)
+            results, ended = self._take_from_their_own(iterator, num_steps)
         else:
-            results, ended = self._in_ranges(iterator, num_steps)
+            results, ended = self._take_in_ranges(iterator, num_steps)
         taken = _steps_taken(results)
         if taken:
             self._step_secs = (time.perf_counter() - started) * self._coordinator.num_workers / taken
         return results, ended
 
-    def _in_ranges(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+    def _take_in_ranges(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Take steps on data that is the same for all workers; each range goes to any of them."""
         ranges = iterator.take(num_steps, self._length(num_steps))
         of_ranges = self._ask(iterator, ranges)
@@ -136,7 +136,7 @@ class Requests:
             ended |= len(elements) < count - taken
         return results, ended
 
-    def _from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+    def _take_from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Take steps on the workers' own data; each range goes to any worker that is free and has data left."""
         results: list[dict[str, Any]] = []
         num_workers = self._coordinator.num_workers
