@@ -316,11 +316,11 @@ def losses_over_batches() -> Iterator[None]:
 
     A mean over the elements of the losses needs no scaling if each example has the same number of elements.
     """
-    with weighted_losses_by(_weighted_loss), losses_by(_reduced, _masked):
+    with weighted_losses_by(_reduce_loss_of_v1), losses_by(_reduce_loss_of_keras, _mask_weights_of_keras):
         yield
 
 
-def _reduced(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+def _reduce_loss_of_keras(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Return the loss of Keras for losses that are already multiplied by their weights."""
     arguments = inspect.signature(own).bind(values, *args, **kwargs).arguments
     weights = arguments.get("sample_weight")
@@ -341,7 +341,7 @@ _MEANS = ("sum_over_batch_size", "mean", "auto")
 """The reductions of Keras 3 and tf_keras that are a mean over what is not masked."""
 
 
-def _masked(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _mask_weights_of_keras(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the weights of Keras for losses with a mask, as they are for the number of valid elements of all replicas.
 
     Keras divides by the number of the replica's own.
@@ -356,7 +356,7 @@ def _masked(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return weights * part.of_mean(valid, valid)
 
 
-def _weighted_loss(
+def _reduce_loss_of_v1(
     own: Callable[..., tf.Tensor],
     losses: Any,
     weights: Any = 1.0,

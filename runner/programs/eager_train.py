@@ -73,7 +73,7 @@ class EagerStep:
     requested: RequestedVariables
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any) -> None:
-        self._model = dataclasses.replace(model, call=functools.partial(_with_optimizer, model.call))
+        self._model = dataclasses.replace(model, call=functools.partial(_call_with_optimizer, model.call))
         self._pipeline = pipeline
         self._writer = summary_writer
 
@@ -99,7 +99,7 @@ class EagerStep:
             if (summaries or discovers) and config.tensorboard:
                 collected = _summarising(self._writer, replica, writes=summaries)
             stream = Stream(None, f"{store.seed}/train/0", lambda: time)
-            with drawing_from(stream), collected as summarised, _explained():
+            with drawing_from(stream), collected as summarised, _explaining_errors():
                 taken = train_replica(self._model, self._pipeline, replica, summarised)
             rate: tf.Tensor | None = None
             if isinstance(taken.spec.optimizer, v1.train.Optimizer):
@@ -182,7 +182,7 @@ class EagerTrainProgram(TrainProgram):
         names = {scalar.tag for scalar in collected.scalars}
         return StepSummaries(collected.scalars, collected.protos, collected.images, collected.has_others, names)
 
-    def _step(self, request: StepRequest, *, summaries: bool) -> Step:
+    def _build_step(self, request: StepRequest, *, summaries: bool) -> Step:
         if request.fetches:
             raise ValueError(
                 "A SessionRunHook fetches values, but run.eager=true has no graph to fetch them from. Remove the "
@@ -192,14 +192,14 @@ class EagerTrainProgram(TrainProgram):
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             inputs = step_inputs(batches, global_count)
             taken, collected = self._eager_step(inputs, summaries=summaries)
-            outputs = self._outputs_of(taken, collected if summaries else None)
+            outputs = self._pack_outputs(taken, collected if summaries else None)
             if not request.names:
                 return outputs
-            return {**outputs, "examples": self._values_of(request.names, taken, inputs)}
+            return {**outputs, "examples": self._read_values(request.names, taken, inputs)}
 
         return Step(take, {})
 
-    def _values_of(self, names: Sequence[str], taken: TrainedReplica, inputs: Sequence[tf.Tensor]) -> list[Any]:
+    def _read_values(self, names: Sequence[str], taken: TrainedReplica, inputs: Sequence[tf.Tensor]) -> list[Any]:
         """Return what native hooks fetch of a step, as `TrainProgram._example_tensors` has its tensors.
 
         Raises:
@@ -213,7 +213,7 @@ class EagerTrainProgram(TrainProgram):
             values.append(there[name].numpy())
         return values
 
-    def _outputs_of(self, taken: TrainedReplica, collected: Collector | None) -> Outputs:
+    def _pack_outputs(self, taken: TrainedReplica, collected: Collector | None) -> Outputs:
         """Return the values of a step, packed as those of a traced one."""
         sums: dict[str, tuple[Any, Any]] = {}
         if taken.made is not None:
@@ -231,12 +231,12 @@ class EagerTrainProgram(TrainProgram):
         outputs: dict[str, Any] = {"loss": taken.loss.numpy()}
         pairs = [sums.get(name, _NO_SUM) for name in self.scalars.metrics]
         if pairs:
-            outputs["metrics"] = _in_turn(zip(*pairs, strict=True))
+            outputs["metrics"] = _concatenate(zip(*pairs, strict=True))
         if collected is not None:
-            outputs.update(self._summaries_of(taken, collected))
+            outputs.update(self._pack_summaries(taken, collected))
         return outputs
 
-    def _summaries_of(self, taken: TrainedReplica, collected: Collector) -> dict[str, Any]:
+    def _pack_summaries(self, taken: TrainedReplica, collected: Collector) -> dict[str, Any]:
         """Return the outputs of a step that are its summaries, packed as those of a traced one."""
         outputs: dict[str, Any] = {}
         summary_of_key = {scalar.key: scalar for scalar in collected.scalars}
@@ -252,7 +252,7 @@ class EagerTrainProgram(TrainProgram):
                     at_step = summary.step
             rows.append((total, weight, is_written, at_step))
         if rows:
-            outputs["scalars"] = _in_turn(zip(*rows, strict=True))
+            outputs["scalars"] = _concatenate(zip(*rows, strict=True))
         protos = [proto.numpy() for proto in collected.protos]
         protos += [b""] * (len(self.summaries.protos) - len(protos))
         images = {image.tag: image.value.numpy() for image in collected.images}
@@ -267,12 +267,12 @@ class EagerTrainProgram(TrainProgram):
         replica_inputs(pipeline, replica)  # called for its effect: hooks then find the global step
         return self._first
 
-    def _metrics_with_state(self) -> KeptMetrics:
+    def _find_metrics_with_state(self) -> KeptMetrics:
         self.trace.requested = self._eager_step.requested  # includes the variables of the metrics
-        return super()._metrics_with_state()
+        return super()._find_metrics_with_state()
 
 
-def _in_turn(columns: Iterable[Sequence[Any]]) -> np.ndarray:
+def _concatenate(columns: Iterable[Sequence[Any]]) -> np.ndarray:
     """Return the numbers of all columns as one vector, one column after the other."""
     numbers: list[float] = []
     for column in columns:
@@ -307,7 +307,7 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
             yield requested
 
 
-def _with_optimizer(model_call: ModelCall, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+def _call_with_optimizer(model_call: ModelCall, features: Any, labels: Any, mode: str) -> EstimatorSpec:
     spec = model_call(features, labels, mode)
     if spec.optimizer is None:
         raise ValueError(_NEEDS_OPTIMIZER)
@@ -315,7 +315,7 @@ def _with_optimizer(model_call: ModelCall, features: Any, labels: Any, mode: str
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explaining_errors() -> Iterator[None]:
     """Add a remedy to the errors of functions that need a graph, such as `minimize` and v1 metrics."""
     try:
         yield

@@ -137,7 +137,7 @@ class EvalProgram(Program):
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
         """The step function of each replica. Built on first use, because a hook may have to feed the model before."""
-        return [self._replica_function(index) for index in range(len(self.outputs))]
+        return [self._build_replica_function(index) for index in range(len(self.outputs))]
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
         """Return an iterator over `dataset` for `run`, or for `run_one` if not `in_loops`."""
@@ -159,7 +159,7 @@ class EvalProgram(Program):
         first = tf.constant(first_step, tf.int64)
         most = tf.constant(max_steps)
         with self._pipeline.reading():
-            (examples, sums), ended = self._loop(iterator, first, most, self._start(self._so_far))
+            (examples, sums), ended = self._loop(iterator, first, most, self._start_from(self._so_far))
         return self._update_result(on_host(sums), int(examples), bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
@@ -177,14 +177,14 @@ class EvalProgram(Program):
             for index in range(len(self.outputs)):
                 named = self.tensors_named(request.names, index)
                 of_session = request.fetches if index == 0 else ()
-                functions.append(self._replica_function(index, [*of_session, *named], request.feeds))
+                functions.append(self._build_replica_function(index, [*of_session, *named], request.feeds))
 
             def take(iterator: Any, *arguments: Any) -> Any:
                 return self._add_step(functions, iterator, next(iterator), *arguments, named=named)
 
             return take
 
-        start = self._start(self._so_far)
+        start = self._start_from(self._so_far)
         (examples, sums), fetched = self._call(request.key, build, iterator, step, start, *request.values)
         counts = [int(count) for count in fetched.counts]
         values = [value.numpy() for value in fetched.values]
@@ -197,7 +197,7 @@ class EvalProgram(Program):
         self._check_no_collective(request.fetches)
         return super().fetch(iterator, step, request)
 
-    def _start(self, before: EvalResult) -> tuple[tf.Tensor, Any]:
+    def _start_from(self, before: EvalResult) -> tuple[tf.Tensor, Any]:
         """Return (0 examples, the sums of `before`), to which a call of TensorFlow adds.
 
         Adding to the sums of earlier calls, in one sequence, makes the result independent, to the last bit, of how many
@@ -257,7 +257,7 @@ class EvalProgram(Program):
         """Return name -> NumPy value of the metrics that keep state in variables; the other metrics are in the sums."""
         return self._kept.values(of_one_replica=self.why_one_replica is not None)
 
-    def _replica_function(
+    def _build_replica_function(
         self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()
     ) -> Callable[..., Any]:
         """Return the step function of one replica: it returns (sums of its batch, values of tensors in `fetches`)."""

@@ -162,7 +162,7 @@ class AccumulatedStep:
         fed = [*scales, *self._totals(batches, global_count) * len(self.cuts)]
         if self.num_micro_batches == 1:
             sums_of_replicas, extra = self.last(*step_inputs(batches, global_count), *fed)
-            totals = _in_a_row(sums_of_replicas)
+            totals = _flatten(sums_of_replicas)
         else:
             totals, extra = self._accumulate(batches, fed)
         if self.loss_scale is None:
@@ -252,7 +252,7 @@ class AccumulatedStep:
         ) -> tuple[list[tf.Tensor], Any]:
             inputs = step_inputs(self._micro_batches(batches, index), counts[index], index)
             sums_of_replicas, extra = program(*inputs, *given)
-            return self._add(before, _in_a_row(sums_of_replicas)), extra
+            return self._add(before, _flatten(sums_of_replicas)), extra
 
         def is_not_last(index: tf.Tensor, *sums: tf.Tensor) -> tf.Tensor:
             del sums
@@ -302,7 +302,7 @@ class AccumulatedStep:
         return after
 
 
-def _in_a_row(sums_of_replicas: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+def _flatten(sums_of_replicas: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
     """Return the sums of all replicas as one list."""
     in_a_row: list[tf.Tensor] = []
     for sums in sums_of_replicas:
@@ -326,23 +326,23 @@ def explaining_memory(
         yield
     except tf.errors.ResourceExhaustedError as error:
         if not comes_from_input(error):  # an input reads whole batches however they are split
-            number = _smaller(config, train_input, examples_before)
-            _explain(error, config, spec, number)
+            number = _find_larger_accumulation(config, train_input, examples_before)
+            _add_remedy(error, config, spec, number)
         raise
 
 
-def _smaller(config: RunConfig, train_input: TrainInput, examples_before: float) -> int | None:
+def _find_larger_accumulation(config: RunConfig, train_input: TrainInput, examples_before: float) -> int | None:
     """Return a number of micro-batches that are smaller than those of a step which failed; None: there is none."""
     now = config.gradient_accumulation
     batch_size = train_input.pipeline.global_batch_size
     number = next_accumulation(now, batch_size, config.num_replicas_in_sync)
     if batch_size is not None:
         return number
-    examples = _examples_of_next(train_input.iterator) or examples_before
+    examples = _count_examples_of_next(train_input.iterator) or examples_before
     return number if now < examples else None
 
 
-def _examples_of_next(iterator: Any) -> int | None:
+def _count_examples_of_next(iterator: Any) -> int | None:
     """Return how many examples the next element of the input has; None: not known. Nobody else reads it any more."""
     if isinstance(iterator, tf.data.Iterator):  # else workers of parameter servers read the data
         with contextlib.suppress(tf.errors.OpError, StopIteration):
@@ -350,7 +350,7 @@ def _examples_of_next(iterator: Any) -> int | None:
     return None
 
 
-def _explain(error: Any, config: RunConfig, spec: EstimatorSpec, number: int | None) -> None:
+def _add_remedy(error: Any, config: RunConfig, spec: EstimatorSpec, number: int | None) -> None:
     refused = ""
     if spec.optimizer is None:
         refused = "with train_op=. Return EstimatorSpec(optimizer=...)"

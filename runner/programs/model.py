@@ -128,19 +128,19 @@ class Model:
             loop_type = functools.partial(RangeLoop, coordinator=self._coordinator)
             kind = functools.partial(kind, loop_type=loop_type)
         kind = functools.partial(kind, summary_writer=summary_writer, stop_at_nan=stop_at_nan)
-        return self._program(("train", stop_at_nan), pipeline, kind)
+        return self._trace_once(("train", stop_at_nan), pipeline, kind)
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
         """Return the evaluation program for inputs like those of `pipeline`; with parameter servers, workers run it."""
         if self._coordinator is not None:
-            return self._program(("eval",), pipeline, RangeEvaluation, self._coordinator)
-        return self._program(("eval",), pipeline, EvalProgram)
+            return self._trace_once(("eval",), pipeline, RangeEvaluation, self._coordinator)
+        return self._trace_once(("eval",), pipeline, EvalProgram)
 
     def predict_program(self, pipeline: InputPipeline, *keys: Any) -> PredictProgram:
         """Return the prediction program for inputs like those of `pipeline`; `keys` as in `PredictProgram`."""
-        return self._program(("predict", *keys), pipeline, PredictProgram, *keys)
+        return self._trace_once(("predict", *keys), pipeline, PredictProgram, *keys)
 
-    def _program(self, what: tuple[Any, ...], pipeline: InputPipeline, kind: Callable[..., Any], *more: Any) -> Any:
+    def _trace_once(self, what: tuple[Any, ...], pipeline: InputPipeline, kind: Callable[..., Any], *more: Any) -> Any:
         """Return the program of the kind `kind` for inputs like those of `pipeline`, made on first use.
 
         Args:
@@ -205,7 +205,7 @@ class Model:
         new = {name: variable for name, variable in self.store.saved.items() if name not in before}
         if path is not None and new:
             reader = Reader(path)
-            begun = self._beginnings(reader, self.keys)
+            begun = self._initial_values(reader, self.keys)
             there = {name: variable for name, variable in new.items() if name not in begun}
             restore(reader.path, there, reader.entry)
         # The next hooks make their variables in a new graph, as in tf.estimator: under the same names.
@@ -260,7 +260,7 @@ class Model:
         with self._journal.phase("restore"):
             reader = Reader(path)
             shapes = {name: variable.shape for name, variable in self.store.saved.items()}
-            new = self._beginnings(reader, keys)
+            new = self._initial_values(reader, keys)
             keys_there = keys_in(reader, {name: shape for name, shape in shapes.items() if name not in new}, keys)
             if partly:
                 new |= {name: None for name in shapes if not reader.has(keys_there.get(name, name))}
@@ -304,7 +304,7 @@ class Model:
         """Initialize variables that the checkpoint lacks.
 
         Args:
-          new: name -> initial value, or name of the variable whose value is copied, as `_beginnings` returns.
+          new: name -> initial value, or name of the variable whose value is copied, as `_initial_values` returns.
           read: names of the variables that the checkpoint has.
         """
         saved = self.store.saved
@@ -410,7 +410,7 @@ class Model:
             by_key[OBJECT_GRAPH] = tf.constant(object_graph)
         return by_key
 
-    def _beginnings(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
+    def _initial_values(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
         """Return name -> initial value of the variables that the checkpoint lacks and that are initialized anew.
 
         These variables are state of options (train.ema_decay, mixed_float16) that were off when the checkpoint was

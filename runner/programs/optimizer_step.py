@@ -86,11 +86,11 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica
       ValueError: the loss depends on no trainable variable.
     """
     variables = replica.requested.trainable.values()
-    factor = getattr(_unwrapped(optimizer), "loss_scale_factor", None)
+    factor = getattr(_unwrap(optimizer), "loss_scale_factor", None)
     upstream = None if factor is None else tf.constant(factor, loss.dtype)
     gradients = tape.gradient(loss, [variable for variable, _ in variables], upstream)
     if factor is not None:
-        gradients = [_divided(gradient, factor) for gradient in gradients]
+        gradients = [_divide(gradient, factor) for gradient in gradients]
     if replica.num_replicas > 1:
         gradients = [replica.weights.of_examples(gradient, replica.index) for gradient in gradients]
     pairs: list[Pair] = []
@@ -105,7 +105,7 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica
     return pairs
 
 
-def _divided(gradient: Any, factor: float) -> Any:
+def _divide(gradient: Any, factor: float) -> Any:
     """Return a gradient divided by `factor`; None, of a variable on which the loss does not depend, stays None."""
     if gradient is None:
         return None
@@ -143,7 +143,7 @@ def apply_update(
       config: the RunConfig.
     """
     values: dict[str, tf.Tensor] = {}
-    optimizer = _unwrapped(spec.optimizer)
+    optimizer = _unwrap(spec.optimizer)
     owners = [owner for _, _, owner in pairs]
     with replica.reductions.as_is():
         gradients, loss = _sum_gradients(pairs, loss, replica)
@@ -240,7 +240,7 @@ def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
     return tf.stop_gradient(weight * replica.weights.presence(replica.index, dtype))
 
 
-def _unwrapped(optimizer: Any) -> Any:
+def _unwrap(optimizer: Any) -> Any:
     """Return the optimizer without the LossScaleOptimizer of Keras's `compile`: the runner scales the loss itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 

@@ -100,13 +100,13 @@ class PredictProgram(Program):
             num_steps, ended, packed = self._loop(iterator, tf.constant(first_step, tf.int64), tf.constant(max_steps))
         counts, *columns = [_split_steps(*parts) for parts in packed]
         size = len(columns) // len(self._predictions)  # number of tensors of each replica
-        packers = [_packer(predictions) for predictions in self._predictions]
+        packers = [_build_packer(predictions) for predictions in self._predictions]
         batches: list[tuple[int, Any]] = []
         for counts_of_step, *values in zip(counts, *columns, strict=True):
             for replica, (count, pack) in enumerate(zip(counts_of_step, packers, strict=True)):
                 if count:
                     batches.append((int(count), pack(values[replica * size : (replica + 1) * size])))
-        num_bytes = sum(_bytes_of(values) for values, _, _ in packed[1:])
+        num_bytes = sum(_count_bytes(values) for values, _, _ in packed[1:])
         return Predicted(batches, int(num_steps), num_bytes, bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[Predicted, list[Any]]:
@@ -118,7 +118,7 @@ class PredictProgram(Program):
         """
 
         def build() -> Callable[..., Any]:
-            return functools.partial(self._run, self._function(request))
+            return functools.partial(self._run, self._build_function(request))
 
         counts, predictions, values = self._call(request.key, build, iterator, step, *request.values)
         batches: list[tuple[int, Any]] = []
@@ -127,7 +127,7 @@ class PredictProgram(Program):
                 batches.append((int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), of_replica)))
         return Predicted(batches, 1, 0, data_ended=False), [value.numpy() for value in values]
 
-    def _function(self, request: StepRequest) -> Callable[..., Any]:
+    def _build_function(self, request: StepRequest) -> Callable[..., Any]:
         """Return the function of a step: (flat inputs, then the values of placeholders) -> (predictions, fetches)."""
         tensors, effects = split_fetches(request.fetches)
         effects += self.trace.writes_of_keras(metrics_only=True)
@@ -145,7 +145,7 @@ class PredictProgram(Program):
           (steps taken, whether the data ended, numbers of examples and predictions of all steps as `_concat` returns
           them).
         """
-        function = self._function(StepRequest())
+        function = self._build_function(StepRequest())
         dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
 
         def predict(element: Any, taken: tf.Tensor, lists: Sequence[Any]) -> Sequence[Any]:
@@ -204,13 +204,13 @@ def _split_steps(all_values: tf.Tensor, all_shapes: tf.Tensor, ranks: tf.Tensor)
     return of_steps
 
 
-def _bytes_of(values: tf.Tensor) -> int:
+def _count_bytes(values: tf.Tensor) -> int:
     if values.dtype == tf.string:
         return int(tf.reduce_sum(tf.strings.length(values)))
     return values.dtype.size * int(values.shape[0])
 
 
-def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
+def _build_packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
     """Return a function that packs flat values into the structure of `predictions`."""
     if type(predictions) is dict and all(isinstance(tensor, tf.Tensor) for tensor in predictions.values()):
         flat = sorted(predictions)  # the order of tf.nest, which itself would take 10 us per batch

@@ -354,7 +354,7 @@ class RangeEvaluation(EvalProgram):
         self._said: set[str] = set()
         self._state: Mapping[str, Any] | None = None
         if self._reason is None:
-            self._batch = self._replica_function(0, feeds=list(self._handles.values()))
+            self._batch = self._build_replica_function(0, feeds=list(self._handles.values()))
             self._initial = {name: store.initial_value(name).numpy() for name in self._handles}
             self._requests = Requests(coordinator, self._range, self._element)
 
@@ -403,7 +403,7 @@ class RangeEvaluation(EvalProgram):
 
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
         handles = self._make_metrics()
-        nothing = self._start(self._nothing)
+        nothing = self._start_from(self._nothing)
         counted, _ = self._add_step([self._batch], None, element, number, nothing, *handles)
         return {**of_one_element(), **self._results(counted, handles)}
 
@@ -417,7 +417,7 @@ class RangeEvaluation(EvalProgram):
             counted, _ = self._add_step([self._batch], iterator, element, number, before, *handles)
             return goes_on, counted
 
-        counted, facts = over_range(iterator, first, count, step, self._start(self._nothing))
+        counted, facts = over_range(iterator, first, count, step, self._start_from(self._nothing))
         return {**facts, **self._results(counted, handles)}
 
     def _make_metrics(self) -> list[tf.Tensor]:

@@ -124,7 +124,7 @@ class TrainProgram(Program):
         values = self._values_of_step()
         self.scalars = StepScalars(scalars, self.summaries.scalars, values, may_lack=self.loss_scale is not None)
         """The numbers of each step: its metrics, and the scalars of summaries in a step that writes summaries."""
-        self.kept_metrics = self._metrics_with_state()
+        self.kept_metrics = self._find_metrics_with_state()
         """The metrics of TRAIN that are reported and keep state in variables."""
         if self.outputs[0].advance:
             _log.warning(
@@ -171,9 +171,9 @@ class TrainProgram(Program):
         """Return the summaries of a step. Other workers than the chief compute the scalars that the chief asks for."""
         own = getattr(self.spec.scaffold, "summary_op", None)
         if own is None:
-            protos = _unmerged(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+            protos = _without_merges(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
         else:
-            protos = _unmerged([own])
+            protos = _without_merges([own])
         scalars = self.outputs[0].summaries
         images: Sequence[SummaryImage] = ()
         if collectives_of(self._store.strategy).is_chief:
@@ -232,11 +232,11 @@ class TrainProgram(Program):
             if in_groups:
                 settings["in_groups"] = True
             if records_inside:
-                settings["recorded"] = self._step(_NOTHING, summaries=True)
-            return build(self._step(_NOTHING, summaries=False), **settings)
+                settings["recorded"] = self._build_step(_NOTHING, summaries=True)
+            return build(self._build_step(_NOTHING, summaries=False), **settings)
         # The last step is taken alone, so that the other steps do not pay for its fetches.
         if records or request:
-            last = build(self._step(request, summaries=records))
+            last = build(self._build_step(request, summaries=records))
         else:
             last = self.loop()
         others = functools.partial(self.loop, in_groups=in_groups)
@@ -298,7 +298,7 @@ class TrainProgram(Program):
         """The programs of the step of each replica; empty if a step is one program."""
         return [output.cut for output in self.outputs if output.cut is not None]
 
-    def _step(self, request: StepRequest, *, summaries: bool) -> Step:
+    def _build_step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
         examples = self._example_tensors(request.names)
         fetched = Fetched(self.scalars, self.summaries if summaries else None, tensors, examples)
@@ -341,7 +341,7 @@ class TrainProgram(Program):
         places_of_others = [place for place, tensor in enumerate(extra) if id(tensor) not in of_update]
         with_update = [extra[place] for place in places_of_update]
         with_gradients = [extra[place] for place in places_of_others]
-        step = self._accumulated_step(effects, with_gradients, with_update)
+        step = self._build_accumulated_step(effects, with_gradients, with_update)
         places = [*places_of_others, *places_of_update]  # of what the step returns after its loss
 
         def take(*arguments: Any) -> Outputs:
@@ -486,7 +486,7 @@ class TrainProgram(Program):
         """Return all names that a step reports as train/<name>, except those of summaries."""
         return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
 
-    def _metrics_with_state(self) -> KeptMetrics:
+    def _find_metrics_with_state(self) -> KeptMetrics:
         """Return the metrics of TRAIN that are reported and keep state, and warn of those that are not reported."""
         metrics: dict[str, Any] = {}
         for name, what in self.outputs[0].scalars.left_out.items():
@@ -508,7 +508,7 @@ class TrainProgram(Program):
                 metrics[name] = metric
         return KeptMetrics(self.trace, self._store, metrics)
 
-    def _accumulated_step(
+    def _build_accumulated_step(
         self, effects: Sequence[Any], extra: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
     ) -> AccumulatedStep:
         """Return the step that computes gradients micro-batch by micro-batch and then updates the model.
@@ -658,12 +658,12 @@ def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
     return [operation, *branches, *writes]
 
 
-def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _without_merges(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the summaries in `protos` (string scalars), with `merge` and `merge_all` replaced by their inputs."""
     parts: list[tf.Tensor] = []
     for proto in protos:
         if proto.op.type == "MergeSummary":
-            parts += _unmerged(list(proto.op.inputs))
+            parts += _without_merges(list(proto.op.inputs))
         else:
             parts.append(proto)
     return parts

@@ -407,9 +407,9 @@ class TrainWindow:
     def __init__(self, names: Sequence[str], every: int | None) -> None:
         self.names = names
         self._every = every
-        self._sums = self._nothing()  # all sums, then all weights
+        self._sums = self._zeros()  # all sums, then all weights
 
-    def _nothing(self) -> np.ndarray:
+    def _zeros(self) -> np.ndarray:
         return np.zeros(2 * len(self.names))
 
     def cut(self, steps: np.ndarray, rows: np.ndarray, *, has_first_point: bool) -> tuple[list[int], np.ndarray]:
@@ -447,7 +447,7 @@ class TrainWindow:
         if collectives.num_workers > 1:
             totals = np.array(collectives.sum(self._sums.tolist()))
             # As after a resume, so that the sums of a resumed run are the same to the last bit.
-            self._sums = totals if collectives.is_chief else self._nothing()
+            self._sums = totals if collectives.is_chief else self._zeros()
         sums, weights = np.split(self._sums, 2)
         numbers: dict[str, list[float]] = {}
         for name, total, weight in zip(self.names, sums.tolist(), weights.tolist(), strict=True):
@@ -464,7 +464,7 @@ class TrainWindow:
           state: as `state` returned it; empty: the checkpoint has none. Sums that were cut at other steps are left out.
           is_chief: this worker is the chief.
         """
-        self._sums = self._nothing()
+        self._sums = self._zeros()
         is_cut_alike = bool(state) and state["every"] == self._every
         if not is_chief or not is_cut_alike:
             return
