@@ -261,15 +261,21 @@ class Model:
             reader = Reader(path)
             shapes = {name: variable.shape for name, variable in self.store.saved.items()}
             new = self._initial_values(reader, keys)
-            keys_there = keys_in(reader, {name: shape for name, shape in shapes.items() if name not in new}, keys)
+            expected = {name: shape for name, shape in shapes.items() if name not in new}
+            keys_there = keys_in(reader, expected, keys)
             if partly:
-                new |= {name: None for name in shapes if not reader.has(keys_there.get(name, name))}
+                for name in shapes:
+                    if not reader.has(keys_there.get(name, name)):
+                        new[name] = None
             check_shapes(reader, shapes, new, keys_there)
             if path == self._values_of or (for_a_while and self.is_trained):
                 self.set_aside()
             # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
             self.begin_to_write()
-            read = {name: reader.entry(keys_there.get(name, name)) for name in shapes if name not in new}
+            read: dict[str, tuple[str, tf.DType]] = {}
+            for name in shapes:
+                if name not in new:
+                    read[name] = reader.entry(keys_there.get(name, name))
             self.read(reader.path, read)
             # None, unless a Scaffold maps a name that the checkpoint has to a key that it lacks.
             still_zero = self.store.begun_with_zeros - read.keys()
