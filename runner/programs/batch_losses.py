@@ -54,7 +54,8 @@ class GlobalRows:
             of_all = self._sum(tf.convert_to_tensor(upstream) * share, tf.range(total), total)
             own = of_all[first : first + number]
             num_placeholders = tf.shape(tensor, tf.int64)[0] - number
-            padded = tf.pad(own, [[0, num_placeholders], *[[0, 0]] * (tensor.shape.rank - 1)])
+            nothing = [[0, 0]] * (tensor.shape.rank - 1)  # of the dimensions after the rows
+            padded = tf.pad(own, [[0, num_placeholders], *nothing])
             return tf.math.divide_no_nan(padded, share)
 
         number = self._own_rows(tf.shape(tensor, tf.int64)[0])
@@ -315,20 +316,23 @@ def losses_over_batches() -> Iterator[None]:
 
     A mean over the elements of the losses needs no scaling if each example has the same number of elements.
     """
-    with weighted_losses_by(_weighted_loss), losses_by(_reduced, _masked):
+    with weighted_losses_by(_reduce_loss_of_v1), losses_by(_reduce_loss_of_keras, _mask_weights_of_keras):
         yield
 
 
-def _reduced(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+def _reduce_loss_of_keras(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Return the loss of Keras for losses that are already multiplied by their weights."""
     arguments = inspect.signature(own).bind(values, *args, **kwargs).arguments
-    part, loss, weights = batch_part(), own(values, *args, **kwargs), arguments.get("sample_weight")
+    weights = arguments.get("sample_weight")
     reduction = arguments.get("reduction")
+    part = batch_part()
+    loss = own(values, *args, **kwargs)
     if values.shape.rank == 0:  # a loss that is a scalar already is what its author made of the batch
         return loss
     if reduction == "sum":
         return part.of_sum(loss)
-    if reduction == "mean_with_sample_weight" and weights is not None and not part.is_whole:
+    is_weighted_mean = reduction == "mean_with_sample_weight" and weights is not None
+    if is_weighted_mean and not part.is_whole:
         return part.of_mean(tf.reduce_sum(values), tf.reduce_sum(weights))
     return loss
 
@@ -337,7 +341,7 @@ _MEANS = ("sum_over_batch_size", "mean", "auto")
 """The reductions of Keras 3 and tf_keras that are a mean over what is not masked."""
 
 
-def _masked(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _mask_weights_of_keras(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the weights of Keras for losses with a mask, as they are for the number of valid elements of all replicas.
 
     Keras divides by the number of the replica's own.
@@ -352,7 +356,7 @@ def _masked(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return weights * part.of_mean(valid, valid)
 
 
-def _weighted_loss(
+def _reduce_loss_of_v1(
     own: Callable[..., tf.Tensor],
     losses: Any,
     weights: Any = 1.0,
@@ -362,11 +366,13 @@ def _weighted_loss(
 ) -> tf.Tensor:
     part = batch_part()
     is_sum = reduction == _Reduction.SUM
-    is_mean = reduction in (_Reduction.MEAN, _Reduction.SUM_BY_NONZERO_WEIGHTS) and not isinstance(weights, int | float)
+    # With the same weight for all elements, a mean over the replicas' means is right as it is.
+    has_weights = not isinstance(weights, int | float)
+    is_weighted_mean = has_weights and reduction in (_Reduction.MEAN, _Reduction.SUM_BY_NONZERO_WEIGHTS)
     if part.is_whole:
         loss = own(losses, weights, scope, loss_collection, reduction)
         return part.of_sum(loss) if is_sum else loss
-    if not (is_sum or is_mean):
+    if not (is_sum or is_weighted_mean):
         return own(losses, weights, scope, loss_collection, reduction)
     # Into no collection: the scaled loss is added to it below.
     each = own(losses, weights, scope, None, _Reduction.NONE)

@@ -50,6 +50,8 @@ _NEEDS_OPTIMIZER = (
 )
 
 
+_NO_SUM = (0.0, 0.0)  # of a number that a step does not have
+
 Taken = tuple[TrainedReplica, Collector]
 """The results of one eager step, with values instead of graph tensors; its summaries, if it collects them."""
 
@@ -71,8 +73,9 @@ class EagerStep:
     requested: RequestedVariables
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any) -> None:
-        self._model = dataclasses.replace(model, call=functools.partial(_with_optimizer, model.call))
-        self._pipeline, self._writer = pipeline, summary_writer
+        self._model = dataclasses.replace(model, call=functools.partial(_call_with_optimizer, model.call))
+        self._pipeline = pipeline
+        self._writer = summary_writer
 
     def __call__(self, inputs: Sequence[tf.Tensor], *, summaries: bool = False, discovers: bool = False) -> Taken:
         """Take one step: update the model with one batch.
@@ -85,7 +88,8 @@ class EagerStep:
         Raises:
           ValueError: model_fn returned train_op=.
         """
-        store, config = self._model.store, self._model.config
+        store = self._model.store
+        config = self._model.config
         with seeded(store.seed), _as_traced(store) as self.requested:
             weights = ReplicaWeights(inputs[-2], inputs[-1])
             reductions = Reductions(tf.distribute.get_strategy(), weights)
@@ -94,14 +98,15 @@ class EagerStep:
             collected: Any = contextlib.nullcontext(Collector(None))
             if (summaries or discovers) and config.tensorboard:
                 collected = _summarising(self._writer, replica, writes=summaries)
-            with drawing_from(Stream(None, f"{store.seed}/train/0", lambda: time)), collected as notes, _explained():
-                taken = train_replica(self._model, self._pipeline, replica, notes)
-            optimizer, update = taken.spec.optimizer, taken.made
-            rate = rate_of_v1(optimizer) if isinstance(optimizer, v1.train.Optimizer) else None
-            if config.log_step_count_steps and rate is not None and update is not None:
-                update = dataclasses.replace(update, values={**update.values, "learning_rate": rate})
-                taken = dataclasses.replace(taken, made=update)
-            return taken, notes
+            stream = Stream(None, f"{store.seed}/train/0", lambda: time)
+            with drawing_from(stream), collected as summarised, _explaining_errors():
+                taken = train_replica(self._model, self._pipeline, replica, summarised)
+            rate: tf.Tensor | None = None
+            if isinstance(taken.spec.optimizer, v1.train.Optimizer):
+                rate = rate_of_v1(taken.spec.optimizer)
+            if rate is not None and config.log_step_count_steps:
+                taken = _with_rate(taken, rate)
+            return taken, summarised
 
     def discover(self) -> None:
         """Create the variables by taking a step on the first batch, and then undo the changes of that step."""
@@ -112,19 +117,31 @@ class EagerStep:
         inputs = step_inputs(*self._pipeline.division.replica_batches(next(iterator), iterator))
         self.first = self(inputs, discovers=True)
         for name in store.specs:
-            store[name].assign(before[name] if name in before else store.initial_value(name))
+            value = before[name] if name in before else store.initial_value(name)
+            store[name].assign(value)
+
+
+def _with_rate(taken: TrainedReplica, rate: tf.Tensor) -> TrainedReplica:
+    """Return the results of a step with the learning rate among the values that its update reports."""
+    if taken.made is None:
+        return taken
+    update = dataclasses.replace(taken.made, values={**taken.made.values, "learning_rate": rate})
+    return dataclasses.replace(taken, made=update)
 
 
 class EagerLoop:
     """A loop of eager steps in Python; it is called like a `train_loop.Loop`."""
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
-        self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
+        self._step = step
+        self._pipeline = pipeline
+        self._stop_at_nan = stop_at_nan
 
     def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
         outputs: list[Outputs] = []
         examples: list[int] = []
-        ended, is_fine = False, True
+        ended = False
+        is_fine = True
         while len(outputs) < plan.number and is_fine:
             with self._pipeline.reading():
                 element = iterator.get_next_as_optional()
@@ -135,7 +152,9 @@ class EagerLoop:
             outputs.append(self._step.take(batches, count, plan.values))
             examples.append(int(count))
             is_fine = not self._stop_at_nan or bool(np.isfinite(outputs[-1]["loss"]))
-        steps = tf.nest.map_structure(lambda *each: np.stack(each), *outputs) if outputs else {"loss": np.zeros(0)}
+        steps: dict[str, Any] = {"loss": np.zeros(0)}
+        if outputs:
+            steps = tf.nest.map_structure(lambda *each: np.stack(each), *outputs)
         losses = steps.pop("loss")
         return LoopResult(len(outputs), losses, np.array(examples, np.int64), steps, data_ended=ended)
 
@@ -158,12 +177,12 @@ class EagerTrainProgram(TrainProgram):
         self._first = dataclasses.replace(first, loss=tf.zeros([], first.spec.loss.dtype))
         super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
 
-    def _found_summaries(self) -> StepSummaries:
+    def _find_summaries(self) -> StepSummaries:
         _, collected = self._eager_step.first
-        names = {one.tag for one in collected.scalars}
+        names = {scalar.tag for scalar in collected.scalars}
         return StepSummaries(collected.scalars, collected.protos, collected.images, collected.has_others, names)
 
-    def _step(self, request: StepRequest, *, summaries: bool) -> Step:
+    def _build_step(self, request: StepRequest, *, summaries: bool) -> Step:
         if request.fetches:
             raise ValueError(
                 "A SessionRunHook fetches values, but run.eager=true has no graph to fetch them from. Remove the "
@@ -173,15 +192,15 @@ class EagerTrainProgram(TrainProgram):
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             inputs = step_inputs(batches, global_count)
             taken, collected = self._eager_step(inputs, summaries=summaries)
-            outputs = self._outputs_of(taken, collected if summaries else None)
+            outputs = self._pack_outputs(taken, collected if summaries else None)
             if not request.names:
                 return outputs
-            return {**outputs, "examples": self._values_of(request.names, taken, inputs)}
+            return {**outputs, "examples": self._read_values(request.names, taken, inputs)}
 
         return Step(take, {})
 
-    def _values_of(self, names: Sequence[str], taken: TrainedReplica, inputs: Sequence[tf.Tensor]) -> list[Any]:
-        """Return what native hooks fetch of a step, as `TrainProgram._examples` has its tensors.
+    def _read_values(self, names: Sequence[str], taken: TrainedReplica, inputs: Sequence[tf.Tensor]) -> list[Any]:
+        """Return what native hooks fetch of a step, as `TrainProgram._example_tensors` has its tensors.
 
         Raises:
           ValueError: a value is not there, or is no tensor `[batch, ...]`.
@@ -194,11 +213,13 @@ class EagerTrainProgram(TrainProgram):
             values.append(there[name].numpy())
         return values
 
-    def _outputs_of(self, taken: TrainedReplica, collected: Collector | None) -> Outputs:
+    def _pack_outputs(self, taken: TrainedReplica, collected: Collector | None) -> Outputs:
         """Return the values of a step, packed as those of a traced one."""
-        zero = (0.0, 0.0)
-        of_step = {name: (value, 1.0) for name, value in taken.made.values.items()} if taken.made else {}
-        sums = {**of_step, **taken.scalars.step_sums}
+        sums: dict[str, tuple[Any, Any]] = {}
+        if taken.made is not None:
+            for name, value in taken.made.values.items():
+                sums[name] = (value, 1.0)
+        sums.update(taken.scalars.step_sums)
         left_out = set(sums) - set(self.scalars.metrics) - self._left_out
         if left_out:
             self._left_out |= left_out
@@ -207,27 +228,38 @@ class EagerTrainProgram(TrainProgram):
                 "same names in each step.",
                 ", ".join(sorted(left_out)),
             )
-        pairs = [sums.get(name, zero) for name in self.scalars.metrics]
         outputs: dict[str, Any] = {"loss": taken.loss.numpy()}
+        pairs = [sums.get(name, _NO_SUM) for name in self.scalars.metrics]
         if pairs:
-            outputs["metrics"] = _in_turn(zip(*pairs, strict=True))
-        if collected is None:
-            return outputs
-        scalars = {one.key: one for one in collected.scalars}
+            outputs["metrics"] = _concatenate(zip(*pairs, strict=True))
+        if collected is not None:
+            outputs.update(self._pack_summaries(taken, collected))
+        return outputs
+
+    def _pack_summaries(self, taken: TrainedReplica, collected: Collector) -> dict[str, Any]:
+        """Return the outputs of a step that are its summaries, packed as those of a traced one."""
+        outputs: dict[str, Any] = {}
+        summary_of_key = {scalar.key: scalar for scalar in collected.scalars}
         rows = []
         for key in self.scalars.summaries:
-            summary = scalars.get(key)
-            is_written = summary is not None and (summary.condition is None or bool(summary.condition))
-            own_step = -1 if summary is None or summary.step is None else summary.step
-            rows.append((*taken.scalars.summary_sums.get(key, zero), is_written, own_step))
+            total, weight = taken.scalars.summary_sums.get(key, _NO_SUM)
+            summary = summary_of_key.get(key)
+            is_written = False
+            at_step: Any = -1
+            if summary is not None:
+                is_written = summary.condition is None or bool(summary.condition)
+                if summary.step is not None:
+                    at_step = summary.step
+            rows.append((total, weight, is_written, at_step))
         if rows:
-            outputs["scalars"] = _in_turn(zip(*rows, strict=True))
-        images = {one.tag: one.value.numpy() for one in collected.images}
+            outputs["scalars"] = _concatenate(zip(*rows, strict=True))
+        num_protos = len(self.summaries.protos)
         protos = [proto.numpy() for proto in collected.protos]
-        protos += [b""] * (len(self.summaries.protos) - len(protos))
+        protos += [b""] * (num_protos - len(protos))
+        images = {image.tag: image.value.numpy() for image in collected.images}
         # Of dtype object, because NumPy's own strings of bytes lose zeros at their end.
-        outputs["protos"] = [np.array(proto, object) for proto in protos[: len(self.summaries.protos)]]
-        outputs["images"] = [np.array(images.get(one.tag, b""), object) for one in self.summaries.images]
+        outputs["protos"] = [np.array(proto, object) for proto in protos[:num_protos]]
+        outputs["images"] = [np.array(images.get(image.tag, b""), object) for image in self.summaries.images]
         return outputs
 
     def _trace_replica(
@@ -236,14 +268,17 @@ class EagerTrainProgram(TrainProgram):
         replica_inputs(pipeline, replica)  # called for its effect: hooks then find the global step
         return self._first
 
-    def _metrics_with_state(self) -> KeptMetrics:
+    def _find_metrics_with_state(self) -> KeptMetrics:
         self.trace.requested = self._eager_step.requested  # includes the variables of the metrics
-        return super()._metrics_with_state()
+        return super()._find_metrics_with_state()
 
 
-def _in_turn(columns: Iterable[Sequence[Any]]) -> np.ndarray:
+def _concatenate(columns: Iterable[Sequence[Any]]) -> np.ndarray:
     """Return the numbers of all columns as one vector, one column after the other."""
-    return np.array([float(value) for column in columns for value in column], np.float64)
+    numbers: list[float] = []
+    for column in columns:
+        numbers += [float(value) for value in column]
+    return np.array(numbers, np.float64)
 
 
 @contextlib.contextmanager
@@ -273,7 +308,7 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
             yield requested
 
 
-def _with_optimizer(model_call: ModelCall, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+def _call_with_optimizer(model_call: ModelCall, features: Any, labels: Any, mode: str) -> EstimatorSpec:
     spec = model_call(features, labels, mode)
     if spec.optimizer is None:
         raise ValueError(_NEEDS_OPTIMIZER)
@@ -281,7 +316,7 @@ def _with_optimizer(model_call: ModelCall, features: Any, labels: Any, mode: str
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explaining_errors() -> Iterator[None]:
     """Add a remedy to the errors of functions that need a graph, such as `minimize` and v1 metrics."""
     try:
         yield

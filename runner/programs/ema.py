@@ -41,7 +41,11 @@ def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpo
     if decay is None:
         of_optimizer = reader.extra().get(AVERAGES, {})
         return {name: of_optimizer[name] for name in names if name in of_optimizer}
-    found = {name: average_name(name) for name in names if reader.has(average_name(name))}
+    found: dict[str, str] = {}
+    for name in names:
+        average = average_name(name)
+        if reader.has(average):
+            found[name] = average
     if not found:
         raise ValueError(
             f"train.ema_decay={decay}: {reader.path} has no moving averages of the weights to {purpose}, because it "
@@ -65,9 +69,9 @@ def of_optimizer(optimizer: Any, decay: float | None, replica: Replica) -> dict[
     if replica.index > 0:  # the names of its variables are those of the first
         return {}
     kept: dict[str, Any] = {}
-    for one in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
+    for part in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
         for name, (variable, _) in replica.requested.trainable.items():
-            average = average_kept_by(one, variable)
+            average = average_kept_by(part, variable)
             if average is not None:
                 kept[name] = average
     if kept and decay is not None:
@@ -77,7 +81,8 @@ def of_optimizer(optimizer: Any, decay: float | None, replica: Replica) -> dict[
         )
     names: dict[int, str] = {}
     for name, (variable, owner) in replica.requested.requests.items():
-        names |= {id(variable): name, id(owner): name}
+        names[id(variable)] = name
+        names[id(owner)] = name
     return {name: names[id(average)] for name, average in kept.items()}
 
 
@@ -106,11 +111,15 @@ def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
         pairs.append((kept, variable))
 
     def move(average: Any, variable: Any) -> Any:
-        return average.assign_sub((average - variable) * tf.constant(1 - decay, average.dtype), read_value=False)
+        distance = average - variable
+        return average.assign_sub(distance * tf.constant(1 - decay, average.dtype), read_value=False)
 
     def move_all(strategy: tf.distribute.Strategy) -> list[Any]:
         # Each device updates its own copy from its own copies: nothing is sent.
-        moved = [strategy.extended.update(one, move, args=(variable,), group=False) for one, variable in pairs]
-        return [result for each in moved for result in strategy.experimental_local_results(each)]
+        moved: list[Any] = []
+        for average, variable in pairs:
+            of_replicas = strategy.extended.update(average, move, args=(variable,), group=False)
+            moved += strategy.experimental_local_results(of_replicas)
+        return moved
 
     return operations(tf.distribute.get_replica_context().merge_call(move_all))

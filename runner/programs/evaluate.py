@@ -56,7 +56,10 @@ class EvalResult:
 
     def means(self) -> dict[str, float]:
         """Return name -> mean over the counted examples; NaN if their weights sum to zero."""
-        return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}
+        means: dict[str, float] = {}
+        for name, (total, weight) in self.sums.items():
+            means[name] = total / weight if weight else math.nan
+        return means
 
     def over(self, collectives: Collectives, names: Sequence[str]) -> EvalResult:
         """Return the result over all workers, each of which has counted its own examples. All workers must call this
@@ -70,9 +73,11 @@ class EvalResult:
         in_order = sorted(names)  # those of a set have another order in each process
         for name in in_order:
             mine += self.sums.get(name, (0.0, 0.0))
-        examples, *parts = collectives.sum([self.examples, *mine])
-        totals = dict(zip(in_order, zip(parts[::2], parts[1::2], strict=True), strict=True))
-        return EvalResult({name: totals[name] for name in names}, int(examples), data_ended=True)
+        examples, *numbers = collectives.sum([self.examples, *mine])
+        totals = numbers[::2]
+        weights = numbers[1::2]
+        sums = dict(zip(in_order, zip(totals, weights, strict=True), strict=True))
+        return EvalResult({name: sums[name] for name in names}, int(examples), data_ended=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,28 +110,34 @@ class EvalProgram(Program):
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, *, on_workers: bool = False) -> None:
         def replica_fn(replica: Replica) -> EvaluatedReplica:
             with tf.summary.record_if(False):
-                spec = model.call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
-                count, metrics = replica.weights.counts[replica.index], spec.eval_metric_ops or {}
-                sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
+                features, labels = replica_inputs(pipeline, replica)
+                spec = model.call(features, labels, ModeKeys.EVAL)
+                count = replica.weights.counts[replica.index]
+                sums: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
+                for name, metric in (spec.eval_metric_ops or {}).items():
+                    if tf.is_tensor(metric):
+                        sums[name] = sum_and_weight(metric, count)
                 return EvaluatedReplica(spec, {"loss": loss_sum(spec, replica), **sums})
 
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers, is_common=True)
         self.sum_names = list(self.outputs[0].sums)
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
-        self.changes_model = self._kept.changes_model or self._may_write([one.sums for one in self.outputs])
-        unmerged = ", ".join(map(repr, self._kept.unmerged))
-        self.why_one_replica = f"the runner cannot merge the state of metric {unmerged}" if unmerged else None
-        if unmerged:
+        self.changes_model = self._kept.changes_model or self._may_write([output.sums for output in self.outputs])
+        self.why_one_replica: str | None = None
+        if self._kept.unmerged:
+            names = ", ".join(map(repr, self._kept.unmerged))
+            self.why_one_replica = f"the runner cannot merge the state of metric {names}"
             self._division = RoundRobin(0, 1, 1)
         # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all objects of its class, and
         # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
-        self._so_far = self._nothing = EvalResult({name: (0.0, 0.0) for name in self.sum_names})
+        self._nothing = EvalResult({name: (0.0, 0.0) for name in self.sum_names})
+        self._so_far = self._nothing
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
         """The step function of each replica. Built on first use, because a hook may have to feed the model before."""
-        return [self._replica_function(index) for index in range(len(self.outputs))]
+        return [self._build_replica_function(index) for index in range(len(self.outputs))]
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
         """Return an iterator over `dataset` for `run`, or for `run_one` if not `in_loops`."""
@@ -145,10 +156,11 @@ class EvalProgram(Program):
           first_step: number of steps before.
           max_steps: number of steps.
         """
-        first, most = tf.constant(first_step, tf.int64), tf.constant(max_steps)
+        first = tf.constant(first_step, tf.int64)
+        most = tf.constant(max_steps)
         with self._pipeline.reading():
-            (examples, sums), ended = self._loop(iterator, first, most, self._start(self._so_far))
-        return self._counted(on_host(sums), int(examples), bool(ended))
+            (examples, sums), ended = self._loop(iterator, first, most, self._start_from(self._so_far))
+        return self._update_result(on_host(sums), int(examples), bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
         """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
@@ -165,35 +177,36 @@ class EvalProgram(Program):
             for index in range(len(self.outputs)):
                 named = self.tensors_named(request.names, index)
                 of_session = request.fetches if index == 0 else ()
-                functions.append(self._replica_function(index, [*of_session, *named], request.feeds))
+                functions.append(self._build_replica_function(index, [*of_session, *named], request.feeds))
 
             def take(iterator: Any, *arguments: Any) -> Any:
                 return self._add_step(functions, iterator, next(iterator), *arguments, named=named)
 
             return take
 
-        start = self._start(self._so_far)
-        (examples, sums), fetched = self._called(request.key, build, iterator, step, start, *request.values)
+        start = self._start_from(self._so_far)
+        (examples, sums), fetched = self._call(request.key, build, iterator, step, start, *request.values)
         counts = [int(count) for count in fetched.counts]
         values = [value.numpy() for value in fetched.values]
         num_own = len(values) - len(request.names) * len(counts)
         rows = joined(request.names, counts, values[num_own:])
-        result = self._counted(on_host(sums), int(examples), data_ended=False)
+        result = self._update_result(on_host(sums), int(examples), data_ended=False)
         return dataclasses.replace(result, fetched=rows), values[:num_own]
 
     def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
         self._check_no_collective(request.fetches)
         return super().fetch(iterator, step, request)
 
-    def _start(self, before: EvalResult) -> tuple[tf.Tensor, Any]:
+    def _start_from(self, before: EvalResult) -> tuple[tf.Tensor, Any]:
         """Return (0 examples, the sums of `before`), to which a call of TensorFlow adds.
 
         Adding to the sums of earlier calls, in one sequence, makes the result independent, to the last bit, of how many
         batches each call evaluates.
         """
-        return tf.constant(0, tf.int64), tf.nest.map_structure(lambda one: tf.constant(one, tf.float64), before.sums)
+        no_examples = tf.constant(0, tf.int64)
+        return no_examples, tf.nest.map_structure(lambda number: tf.constant(number, tf.float64), before.sums)
 
-    def _counted(self, sums: Sums, examples: int, data_ended: bool) -> EvalResult:
+    def _update_result(self, sums: Sums, examples: int, data_ended: bool) -> EvalResult:
         """Return the result of the evaluation so far: the sums, and `examples` more than before."""
         self._so_far = EvalResult(sums, self._so_far.examples + examples, data_ended)
         return self._so_far
@@ -227,11 +240,13 @@ class EvalProgram(Program):
                 return in_float64(more), values
 
             def absent() -> Any:
-                return zeros, [_without_rows(one) for one in named]
+                return zeros, [_without_rows(tensor) for tensor in named]
 
             # Batches are dealt in turn, so the first replica has one in each step, and needs no branch.
-            is_first = batch is batches[0]
-            more, values = present() if is_first else tf.cond(batch.count > 0, present, absent)
+            if batch is batches[0]:
+                more, values = present()
+            else:
+                more, values = tf.cond(batch.count > 0, present, absent)
             sums = tf.nest.map_structure(tf.add, sums, more)
             examples += batch.count
             fetched.counts.append(batch.count)
@@ -242,36 +257,39 @@ class EvalProgram(Program):
         """Return name -> NumPy value of the metrics that keep state in variables; the other metrics are in the sums."""
         return self._kept.values(of_one_replica=self.why_one_replica is not None)
 
-    def _replica_function(
+    def _build_replica_function(
         self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()
     ) -> Callable[..., Any]:
         """Return the step function of one replica: it returns (sums of its batch, values of tensors in `fetches`)."""
-        sums, updates = self._fetched(index)
+        sums, updates = self._sums_and_updates(index)
         tensors, effects = split_fetches(fetches)
         self._check_no_collective([*updates, *tf.nest.flatten(sums), *fetches])
         return self.trace.function([sums, tensors], [*updates, *effects], feeds=feeds)
 
-    def _fetched(self, index: int) -> tuple[dict[str, Any], list[Any]]:
+    def _sums_and_updates(self, index: int) -> tuple[dict[str, Any], list[Any]]:
         """Return (sums of one replica's batch, operations that update its metrics), from the traced graph."""
         output = self.outputs[index]
-        updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if is_pair(metric)]
+        metrics = output.spec.eval_metric_ops or {}
+        updates = [metric[1] for metric in metrics.values() if is_pair(metric)]
         writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
         return dict(output.sums), [*updates, *writes]
 
     def _check_no_collective(self, values: Sequence[Any]) -> None:
         """Raise ValueError if a batch has collectives: workers evaluate different numbers of batches and would hang."""
-        collectives = [one for one in needed(self.trace.graph, operations(values)) if one.type.startswith("Collective")]
-        if collectives:
-            raise ValueError(
-                f"Evaluating a batch would wait for the other workers, at {collectives[0].name}, and hang if they have "
-                "fewer batches. Causes are synchronized BatchNormalization with training=True, and a hook that "
-                "fetches the value of a metric. Remove the cause, or evaluate in one process: eval_strategy=default."
-            )
+        for operation in needed(self.trace.graph, operations(values)):
+            if operation.type.startswith("Collective"):
+                raise ValueError(
+                    f"Evaluating a batch would wait for the other workers, at {operation.name}, and hang if they have "
+                    "fewer batches. Causes are synchronized BatchNormalization with training=True, and a hook that "
+                    "fetches the value of a metric. Remove the cause, or evaluate in one process: "
+                    "eval_strategy=default."
+                )
 
     def _run(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor, start: Any) -> tuple[Any, tf.Tensor]:
-        def evaluate(element: Any, taken: tf.Tensor, counted: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
+        def evaluate(element: Any, taken: tf.Tensor, before: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
             step = first_step + tf.cast(taken, tf.int64)
-            return self._add_step(self._functions, iterator, element, step, counted)[0]
+            counted, _ = self._add_step(self._functions, iterator, element, step, before)
+            return counted
 
         _, ended, counted = over_elements(iterator, max_steps, evaluate, start)
         return counted, ended

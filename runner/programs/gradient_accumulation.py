@@ -62,45 +62,63 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     # The tape was left after model_fn; entered again, it goes on recording.
     with tape:
         total, weight = loss_sum(spec, replica)
-        loss_scale = v1.placeholder(tf.float32, [], "loss_scale") if config.precision == "mixed_float16" else None
-        target = total if loss_scale is None else total * tf.cast(loss_scale, total.dtype)
-    pairs = gradients_of(tape, target, spec.optimizer if loss_scale is None else None, replica)
-    sums, is_sparse = [total, weight], [False, False]
+        loss_scale: tf.Tensor | None = None
+        target = total
+        if config.precision == "mixed_float16":
+            loss_scale = v1.placeholder(tf.float32, [], "loss_scale")
+            target = total * tf.cast(loss_scale, total.dtype)
+    optimizer = spec.optimizer if loss_scale is None else None
+    pairs = gradients_of(tape, target, optimizer, replica)
+    sums = [total, weight]
+    is_sparse = [False, False]
     for gradient, variable, _ in pairs:
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        if not sparse:
+        if isinstance(gradient, tf.IndexedSlices):
+            sums += [gradient.values, gradient.indices]
+            is_sparse += [True, True]
+        else:
             gradient.set_shape(variable.shape)
-        sums += [gradient.values, gradient.indices] if sparse else [gradient]
-        is_sparse += [True, True] if sparse else [False]
-    fed = [v1.placeholder(one.dtype, _shape(one, sparse)) for one, sparse in zip(sums, is_sparse, strict=True)]
+            sums.append(gradient)
+            is_sparse.append(False)
+    fed: list[tf.Tensor] = []
+    for tensor, sparse in zip(sums, is_sparse, strict=True):
+        fed.append(v1.placeholder(tensor.dtype, _shape_of_sum(tensor, sparse)))
     replica.reductions.are_own(fed)
-    first: list[int] = []
-    # merge_call synchronizes the replicas: operations made so far compute gradients, later ones the update.
-    tf.distribute.get_replica_context().merge_call(lambda _: first.append(len(v1.get_default_graph().get_operations())))
+    firsts: list[int] = []
+
+    def mark_update(_: tf.distribute.Strategy) -> None:
+        firsts.append(len(v1.get_default_graph().get_operations()))
+
+    # merge_call synchronizes the replicas: operations made so far compute gradients, later ones the update. Of all
+    # replicas' functions it calls the first one's.
+    tf.distribute.get_replica_context().merge_call(mark_update)
     total_weight = sum_over_replicas(replica, fed[1])
     factor = tf.math.divide_no_nan(tf.ones_like(total_weight), total_weight)
     loss = fed[0] * factor
     if loss_scale is not None:
         factor /= tf.cast(loss_scale, factor.dtype)
-    update = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
-    return GradientCut(sums, fed, is_sparse, loss_scale, update, first[0] if first else None)
+    update = apply_update(spec, _scale_fed(pairs, fed[2:], factor), loss, replica, config)
+    first_of_update = firsts[0] if firsts else None
+    return GradientCut(sums, fed, is_sparse, loss_scale, update, first_of_update)
 
 
-def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
-    return tf.TensorShape([None]).concatenate(tensor.shape[1:]) if sparse else tensor.shape
+def _shape_of_sum(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
+    """Return the static shape of the sum of such tensors; those of IndexedSlices are concatenated."""
+    if not sparse:
+        return tensor.shape
+    return tf.TensorShape([None]).concatenate(tensor.shape[1:])
 
 
-def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) -> list[Pair]:
+def _scale_fed(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) -> list[Pair]:
     """Return `pairs` with each gradient replaced by the placeholder in `fed` for it, multiplied by `factor`."""
     tensors = iter(fed)
-    result: list[Pair] = []
+    scaled: list[Pair] = []
     for gradient, variable, owner in pairs:
         new: Any = next(tensors)
         if isinstance(gradient, tf.IndexedSlices):
             indices = next(tensors)
             new = tf.IndexedSlices(new, indices, tf.constant(variable.shape.as_list(), indices.dtype))
-        result.append((scale(new, tf.cast(factor, new.dtype)), variable, owner))
-    return result
+        scaled.append((scale(new, tf.cast(factor, new.dtype)), variable, owner))
+    return scaled
 
 
 MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
@@ -138,13 +156,15 @@ class AccumulatedStep:
     ) -> list[tf.Tensor]:
         """Return [loss, fetches, values of the update], in the graph."""
         assert not values  # see support_checks.check_feeds
-        scales = [] if self.loss_scale is None else [self.loss_scale.value()] * len(self.cuts)
+        scales: list[tf.Tensor] = []
+        if self.loss_scale is not None:
+            scales = [self.loss_scale.value()] * len(self.cuts)
         fed = [*scales, *self._totals(batches, global_count) * len(self.cuts)]
         if self.num_micro_batches == 1:
-            sums, extra = self.last(*step_inputs(batches, global_count), *fed)
-            totals = [tensor for each in sums for tensor in each]
+            sums_of_replicas, extra = self.last(*step_inputs(batches, global_count), *fed)
+            totals = _flatten(sums_of_replicas)
         else:
-            totals, extra = self._accumulated(batches, fed)
+            totals, extra = self._accumulate(batches, fed)
         if self.loss_scale is None:
             losses, values = self.update(*totals)
             loss = tf.add_n(losses)
@@ -158,11 +178,15 @@ class AccumulatedStep:
         Returns:
           The loss, then the values of the update; these values are NaN if the update was skipped.
         """
-        # width: number of tensors of each replica in the sums; the first two are its loss and the denominator
-        loss_scale, width = self.loss_scale, len(self.cuts[0].sums)
-        gradients = [one for number, one in enumerate(totals) if number % width > 1 and one.dtype.is_floating]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
+        loss_scale = self.loss_scale
         assert loss_scale is not None
+        width = len(self.cuts[0].sums)  # number of tensors of each replica; the first two are its loss and denominator
+        are_finite: list[tf.Tensor] = []
+        for number, total in enumerate(totals):
+            is_gradient = number % width > 1
+            if is_gradient and total.dtype.is_floating:  # not the indices of IndexedSlices
+                are_finite.append(tf.reduce_all(tf.math.is_finite(total)))
+        finite = tf.reduce_all(are_finite)
         # Over all workers, because either all of them update or none: they communicate in an update.
         not_finite = self.collectives.sum_in_graph(tf.cast(~finite, tf.int64))
 
@@ -173,13 +197,17 @@ class AccumulatedStep:
 
         def skip() -> list[tf.Tensor]:
             loss_scale.shrink()
-            loss_and_weight = tf.stack([tf.add_n(totals[::width]), tf.add_n(totals[1::width])])
-            total, weight = tf.unstack(self.collectives.sum_in_graph(loss_and_weight))
+            own_total = tf.add_n(totals[::width])
+            own_weight = tf.add_n(totals[1::width])
+            over_workers = self.collectives.sum_in_graph(tf.stack([own_total, own_weight]))
+            total, weight = tf.unstack(over_workers)
             nothing = [tf.constant(math.nan, dtype) for dtype in self.value_types]
             return [tf.math.divide_no_nan(total, weight), *nothing]
 
-        result = tf.cond(not_finite == 0, update, skip)
-        return list(result) if isinstance(result, list | tuple) else [result]
+        loss_and_values = tf.cond(not_finite == 0, update, skip)
+        if isinstance(loss_and_values, list | tuple):
+            return list(loss_and_values)
+        return [loss_and_values]  # tf.cond unpacks a list of one
 
     def _totals(self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
         """Return the sums of `totals` over all micro-batches and replicas."""
@@ -187,16 +215,29 @@ class AccumulatedStep:
         if program is None:
             return []
 
-        def of(index: tf.Tensor) -> tf.Tensor:
-            micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
-            of_replicas = program(*step_inputs(micro_batches, global_count, index))
-            return tf.add_n([tf.stack(each) for each in of_replicas])
+        def of_micro_batch(index: tf.Tensor) -> tf.Tensor:
+            inputs = step_inputs(self._micro_batches(batches, index), global_count, index)
+            totals_of_replicas = program(*inputs)
+            return tf.add_n([tf.stack(totals) for totals in totals_of_replicas])
 
-        first, end = tf.constant(0, tf.int64), self.num_micro_batches
-        _, sums = tf.while_loop(lambda i, _: i < end, lambda i, sums: (i + 1, sums + of(i)), [first + 1, of(first)])
+        def add_next(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return index + 1, sums + of_micro_batch(index)
+
+        first = tf.constant(0, tf.int64)
+        start = [first + 1, of_micro_batch(first)]
+        _, sums = tf.while_loop(lambda index, _: index < self.num_micro_batches, add_next, start)
         return tf.unstack(self.collectives.sum_in_graph(sums))
 
-    def _accumulated(self, batches: Sequence[ReplicaBatch], given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+    def _micro_batches(self, batches: Sequence[ReplicaBatch], index: tf.Tensor) -> list[ReplicaBatch]:
+        return [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
+
+    def _accumulate(self, batches: Sequence[ReplicaBatch], given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+        """Return (sums over all micro-batches of each replica, fetches of the last micro-batch).
+
+        Args:
+          batches: the batches of the replicas.
+          given: what the programs are fed beside their inputs.
+        """
         # Larger micro-batches come first, so micro-batches without examples are the last ones.
         num_micro_batches = tf.constant(self.num_micro_batches, tf.int64)
         if self.collectives.num_workers == 1:  # another worker may need more micro-batches than this one
@@ -211,16 +252,25 @@ class AccumulatedStep:
         def run(
             program: MicroBatchProgram, index: tf.Tensor, before: Sequence[tf.Tensor]
         ) -> tuple[list[tf.Tensor], Any]:
-            micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
-            sums, extra = program(*step_inputs(micro_batches, counts[index], index), *given)
-            return self._added(before, [tensor for each in sums for tensor in each]), extra
+            inputs = step_inputs(self._micro_batches(batches, index), counts[index], index)
+            sums_of_replicas, extra = program(*inputs, *given)
+            return self._add(before, _flatten(sums_of_replicas)), extra
 
-        fed = [(one, sparse) for cut in self.cuts for one, sparse in zip(cut.fed, cut.is_sparse, strict=True)]
-        zeros = [tf.zeros([0, *one.shape[1:]] if sparse else one.shape, one.dtype) for one, sparse in fed]
-        shapes = [tf.TensorShape([])] + [one.shape for one, _ in fed]
+        def is_not_last(index: tf.Tensor, *sums: tf.Tensor) -> tf.Tensor:
+            del sums
+            return index < num_micro_batches - 1
+
+        def run_next(index: tf.Tensor, *before: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            sums, _ = run(self.micro_batch, index, before)
+            return (index + 1, *sums)
+
+        zeros = self._zeros()
+        shapes = [tf.TensorShape([])]
+        for cut in self.cuts:
+            shapes += [placeholder.shape for placeholder in cut.fed]
         index, *sums = tf.while_loop(
-            lambda index, *_: index < num_micro_batches - 1,
-            lambda index, *sums: (index + 1, *run(self.micro_batch, index, sums)[0]),
+            is_not_last,
+            run_next,
             [tf.constant(0, tf.int64), *zeros],
             shape_invariants=shapes,
             parallel_iterations=1,  # one micro-batch at a time, so that the memory of one is enough
@@ -229,14 +279,37 @@ class AccumulatedStep:
         with tf.control_dependencies(sums):
             return run(self.last, tf.identity(index), sums)
 
-    def _added(self, before: Sequence[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        after = []
-        is_sparse = [one for cut in self.cuts for one in cut.is_sparse]
-        for one, other, sparse in zip(before, sums, is_sparse, strict=True):
-            after.append(tf.concat([one, other], 0) if sparse else one + other)
-            if not sparse:
-                after[-1].set_shape(one.shape)  # pruning loses the static shape
+    def _zeros(self) -> list[tf.Tensor]:
+        """Return the sums of all replicas before the first micro-batch."""
+        zeros: list[tf.Tensor] = []
+        for cut in self.cuts:
+            for placeholder, sparse in zip(cut.fed, cut.is_sparse, strict=True):
+                shape = [0, *placeholder.shape[1:]] if sparse else placeholder.shape
+                zeros.append(tf.zeros(shape, placeholder.dtype))
+        return zeros
+
+    def _add(self, before: Sequence[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the sums of all replicas after a micro-batch whose own are `sums`."""
+        is_sparse: list[bool] = []
+        for cut in self.cuts:
+            is_sparse += cut.is_sparse
+        after: list[tf.Tensor] = []
+        for so_far, more, sparse in zip(before, sums, is_sparse, strict=True):
+            if sparse:
+                after.append(tf.concat([so_far, more], 0))
+                continue
+            total = so_far + more
+            total.set_shape(so_far.shape)  # pruning loses the static shape
+            after.append(total)
         return after
+
+
+def _flatten(sums_of_replicas: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    """Return the sums of all replicas as one list."""
+    in_a_row: list[tf.Tensor] = []
+    for sums in sums_of_replicas:
+        in_a_row += sums
+    return in_a_row
 
 
 @contextlib.contextmanager
@@ -255,23 +328,23 @@ def explaining_memory(
         yield
     except tf.errors.ResourceExhaustedError as error:
         if not comes_from_input(error):  # an input reads whole batches however they are split
-            number = _smaller(config, train_input, examples_before)
-            _explain(error, config, spec, number)
+            number = _find_larger_accumulation(config, train_input, examples_before)
+            _add_remedy(error, config, spec, number)
         raise
 
 
-def _smaller(config: RunConfig, train_input: TrainInput, examples_before: float) -> int | None:
+def _find_larger_accumulation(config: RunConfig, train_input: TrainInput, examples_before: float) -> int | None:
     """Return a number of micro-batches that are smaller than those of a step which failed; None: there is none."""
     now = config.gradient_accumulation
     batch_size = train_input.pipeline.global_batch_size
     number = next_accumulation(now, batch_size, config.num_replicas_in_sync)
     if batch_size is not None:
         return number
-    examples = _examples_of_next(train_input.iterator) or examples_before
+    examples = _count_examples_of_next(train_input.iterator) or examples_before
     return number if now < examples else None
 
 
-def _examples_of_next(iterator: Any) -> int | None:
+def _count_examples_of_next(iterator: Any) -> int | None:
     """Return how many examples the next element of the input has; None: not known. Nobody else reads it any more."""
     if isinstance(iterator, tf.data.Iterator):  # else workers of parameter servers read the data
         with contextlib.suppress(tf.errors.OpError, StopIteration):
@@ -279,7 +352,7 @@ def _examples_of_next(iterator: Any) -> int | None:
     return None
 
 
-def _explain(error: Any, config: RunConfig, spec: EstimatorSpec, number: int | None) -> None:
+def _add_remedy(error: Any, config: RunConfig, spec: EstimatorSpec, number: int | None) -> None:
     refused = ""
     if spec.optimizer is None:
         refused = "with train_op=. Return EstimatorSpec(optimizer=...)"

@@ -21,7 +21,8 @@ v1 = tf.compat.v1
 def scaling(config: RunConfig) -> float:
     """Return the factor by which the learning rate is multiplied after the warm-up."""
     replicas = config.num_replicas_in_sync
-    return {"none": 1.0, "linear": float(replicas), "sqrt": math.sqrt(replicas)}[config.learning_rate_scaling]
+    factors = {"none": 1.0, "linear": float(replicas), "sqrt": math.sqrt(replicas)}
+    return factors[config.learning_rate_scaling]
 
 
 def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
@@ -35,14 +36,15 @@ def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
       config: the RunConfig.
       global_step: int64 scalar.
     """
-    steps, target = config.warmup_steps, scaling(config)
-    if target == 1.0 and (steps == 0 or config.learning_rate_scaling != "none"):
+    steps = config.warmup_steps
+    target = scaling(config)
+    is_unscaled = config.learning_rate_scaling == "none"
+    if target == 1.0 and (steps == 0 or not is_unscaled):
         return None
-
     if steps == 0:
         return tf.constant(target, tf.float64)
     step = tf.cast(global_step.read_value(), tf.float64)
-    if config.learning_rate_scaling == "none":
+    if is_unscaled:
         return tf.minimum((step + 1) / steps, 1)
     return 1 + (target - 1) * tf.minimum(step / steps, 1)
 
@@ -63,12 +65,12 @@ def rate_of(optimizer: Any) -> Any:
 
 def name_of(rate: Any, replica: Replica) -> str | None:
     """Return the name of the variable that is the rate; None: it is not a variable of the model."""
-    names = (
-        name
-        for name, (variable, owner) in replica.requested.requests.items()
-        if rate is not None and (rate is owner or rate is variable)
-    )
-    return next(names, None)
+    if rate is None:
+        return None
+    for name, (variable, owner) in replica.requested.requests.items():
+        if rate is owner or rate is variable:
+            return name
+    return None
 
 
 def why_not_settable(optimizer: Any) -> str:
@@ -106,28 +108,40 @@ def rates_of_updates(updates: Iterable[tf.Operation]) -> dict[str, float | tf.Te
     for operation in updates:
         if not re.fullmatch(r"Resource(Sparse)?Apply\w+", operation.type):
             continue
-        arguments = zip(operation.op_def.input_arg, operation.inputs, strict=True)
-        for rate in (tensor for argument, tensor in arguments if argument.name in ("lr", "alpha")):
-            if rate.op.type == "Cast":  # the optimizer casts the rate to the dtype of each variable
-                rate = rate.op.inputs[0]
+        for argument, tensor in zip(operation.op_def.input_arg, operation.inputs, strict=True):
+            if argument.name not in ("lr", "alpha"):
+                continue
+            # The optimizer casts the rate to the dtype of each variable.
+            rate = tensor.op.inputs[0] if tensor.op.type == "Cast" else tensor
             value = tf.get_static_value(rate)
-            rates[id(rate) if value is None else float(value)] = rate if value is None else float(value)
-    only = len(rates) == 1
-    return {"learning_rate" if only else f"learning_rate_{n}": one for n, one in enumerate(rates.values(), 1)}
+            if value is None:
+                rates[id(rate)] = rate
+            else:
+                number = float(value)
+                rates[number] = number
+    if len(rates) == 1:
+        (only,) = rates.values()
+        return {"learning_rate": only}
+    return {f"learning_rate_{number}": rate for number, rate in enumerate(rates.values(), 1)}
 
 
 def in_words(config: RunConfig) -> str | None:
     """Return a sentence about the changes to the learning rate; None if the config asks for none."""
-    way, steps, target = config.learning_rate_scaling, config.warmup_steps, scaling(config)
+    way = config.learning_rate_scaling
+    steps = config.warmup_steps
+    target = scaling(config)
     if way == "none":
-        return f"The learning rate rises to its full value over the first {steps} steps." if steps else None
+        if not steps:
+            return None
+        return f"The learning rate rises to its full value over the first {steps} steps."
     setting = f"train.learning_rate_scaling={way}"
     if target == 1.0:
         also = f", and train.warmup_steps={steps} has no effect" if steps else ""
         return f"{setting} has no effect on one replica{also}."
-    rises = f"rises to {target:g} times its value over the first {steps} steps"
-    over = rises if steps else f"is multiplied by {target:g}"
-    return f"{setting} on {config.num_replicas_in_sync} replicas: the learning rate {over}."
+    changes = f"is multiplied by {target:g}"
+    if steps:
+        changes = f"rises to {target:g} times its value over the first {steps} steps"
+    return f"{setting} on {config.num_replicas_in_sync} replicas: the learning rate {changes}."
 
 
 @contextlib.contextmanager
@@ -145,21 +159,21 @@ def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        for one in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
-            if hasattr(one, "scale_rate"):
-                one.scale_rate(by)
-            elif isinstance(one, v1.train.Optimizer):
-                if not scale_rate_of_v1(one, by):
-                    raise _refusal(one, "the runner does not know where it keeps its learning rate")
-            elif hasattr(type(one), "learning_rate") and not hasattr(one, "_decayed_lr"):
-                stack.enter_context(_with_rate(one, by))
+        for part in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
+            if hasattr(part, "scale_rate"):
+                part.scale_rate(by)
+            elif isinstance(part, v1.train.Optimizer):
+                if not scale_rate_of_v1(part, by):
+                    raise _refusal(part, "the runner does not know where it keeps its learning rate")
+            elif hasattr(type(part), "learning_rate") and not hasattr(part, "_decayed_lr"):
+                stack.enter_context(_with_scaled_rate(part, by))
             else:
-                raise _refusal(one, "it has no property 'learning_rate'")
+                raise _refusal(part, "it has no property 'learning_rate'")
         yield
 
 
 @contextlib.contextmanager
-def _with_rate(optimizer: Any, by: tf.Tensor) -> Iterator[None]:
+def _with_scaled_rate(optimizer: Any, by: tf.Tensor) -> Iterator[None]:
     """Replace the property `learning_rate`, which Keras 3 and tf_keras read in each update for a float, variable or
     schedule.
     """

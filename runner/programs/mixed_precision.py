@@ -37,21 +37,26 @@ def with_precision(model_call: ModelCall, precision: str) -> ModelCall:
             spec = model_call(features, labels, mode)
         finally:
             keras.config.set_dtype_policy(before)
-        return dataclasses.replace(
-            spec, loss=in_float32(spec.loss), predictions=tf.nest.map_structure(in_float32, spec.predictions)
-        )
+        loss = in_float32(spec.loss)
+        predictions = tf.nest.map_structure(in_float32, spec.predictions)
+        return dataclasses.replace(spec, loss=loss, predictions=predictions)
 
     return call
 
 
 def in_float32(value: Any) -> Any:
     """Return a half-precision tensor as float32, anything else unchanged."""
-    return tf.cast(value, tf.float32) if tf.is_tensor(value) and value.dtype in HALF else value
+    if tf.is_tensor(value) and value.dtype in HALF:
+        return tf.cast(value, tf.float32)
+    return value
 
 
 def computes_in(graph: tf.Graph, dtypes: Sequence[tf.DType]) -> bool:
     """Report whether any operation in `graph` computes in one of `dtypes`."""
-    return any(tensor.dtype in dtypes for operation in graph.get_operations() for tensor in operation.outputs)
+    for operation in graph.get_operations():
+        if any(tensor.dtype in dtypes for tensor in operation.outputs):
+            return True
+    return False
 
 
 class LossScale:
@@ -62,8 +67,12 @@ class LossScale:
     scale's state.
     """
 
-    INITIAL, GROWTH_STEPS, SMALLEST = 2.0**15, 2000, 2.0**-40
-    NAMES = SCALE, COUNTER = "loss_scale/dynamic_scale", "loss_scale/step_counter"
+    INITIAL = 2.0**15
+    GROWTH_STEPS = 2000
+    SMALLEST = 2.0**-40
+    SCALE = "loss_scale/dynamic_scale"
+    COUNTER = "loss_scale/step_counter"
+    NAMES = (SCALE, COUNTER)
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store

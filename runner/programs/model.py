@@ -105,9 +105,10 @@ class Model:
 
     def place(self, *, training: bool) -> WorkerPlace:
         """Return the place of this process among those that take part in a step of training, or else of evaluation."""
-        num_replicas, workers = 1, self.collectives
+        num_replicas = 1
         if self.strategy is not None and (training or not self.store.has_one_copy):
             num_replicas = len(self.strategy.extended.worker_devices)
+        workers = self.collectives
         if training and self._coordinator is not None:
             readers = self._coordinator
             return WorkerPlace(num_replicas, 0, readers.num_workers, workers, readers.workers)
@@ -124,21 +125,29 @@ class Model:
         kind: Callable[..., TrainProgram] = EagerTrainProgram if self._config.eager else TrainProgram
         if self._coordinator is not None:
             # The workers take the steps; this process, the coordinator, only requests them.
-            kind = functools.partial(kind, loop_type=functools.partial(RangeLoop, coordinator=self._coordinator))
+            loop_type = functools.partial(RangeLoop, coordinator=self._coordinator)
+            kind = functools.partial(kind, loop_type=loop_type)
         kind = functools.partial(kind, summary_writer=summary_writer, stop_at_nan=stop_at_nan)
-        return self._program(("train", stop_at_nan), pipeline, kind)
+        return self._trace_once(("train", stop_at_nan), pipeline, kind)
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
         """Return the evaluation program for inputs like those of `pipeline`; with parameter servers, workers run it."""
         if self._coordinator is not None:
-            return self._program(("eval",), pipeline, RangeEvaluation, self._coordinator)
-        return self._program(("eval",), pipeline, EvalProgram)
+            return self._trace_once(("eval",), pipeline, RangeEvaluation, self._coordinator)
+        return self._trace_once(("eval",), pipeline, EvalProgram)
 
     def predict_program(self, pipeline: InputPipeline, *keys: Any) -> PredictProgram:
         """Return the prediction program for inputs like those of `pipeline`; `keys` as in `PredictProgram`."""
-        return self._program(("predict", *keys), pipeline, PredictProgram, *keys)
+        return self._trace_once(("predict", *keys), pipeline, PredictProgram, *keys)
 
-    def _program(self, what: tuple[Any, ...], pipeline: InputPipeline, kind: Callable[..., Any], *more: Any) -> Any:
+    def _trace_once(self, what: tuple[Any, ...], pipeline: InputPipeline, kind: Callable[..., Any], *more: Any) -> Any:
+        """Return the program of the kind `kind` for inputs like those of `pipeline`, made on first use.
+
+        Args:
+          what: tells it from other programs on the same inputs.
+          pipeline: the input.
+          kind: makes it, given the model, the input and `more`.
+        """
         key = (*what, repr(pipeline.dataset.element_spec), pipeline.division)
         if key not in self._programs:
             before = set(self.store.saved)
@@ -193,13 +202,14 @@ class Model:
         before = set(self.store.saved)
         with program.trace.extended(self.store):
             yield
-        new = {name: one for name, one in self.store.saved.items() if name not in before}
+        new = {name: variable for name, variable in self.store.saved.items() if name not in before}
         if path is not None and new:
             reader = Reader(path)
-            others = self._beginnings(reader, self.keys)
-            restore(reader.path, {name: one for name, one in new.items() if name not in others}, reader.entry)
+            begun = self._initial_values(reader, self.keys)
+            there = {name: variable for name, variable in new.items() if name not in begun}
+            restore(reader.path, there, reader.entry)
         # The next hooks make their variables in a new graph, as in tf.estimator: under the same names.
-        self._programs = {key: one for key, one in self._programs.items() if not one.trace.of_hooks}
+        self._programs = {key: kept for key, kept in self._programs.items() if not kept.trace.of_hooks}
 
     # --- values -----------------------------------------------------------------------------------------------
 
@@ -216,7 +226,9 @@ class Model:
           write: writes a checkpoint of the values that it is given, and returns its path.
           values: what `values_by_key` has just returned; None: it is called.
         """
-        path = write(self.values_by_key() if values is None else values)
+        if values is None:
+            values = self.values_by_key()
+        path = write(values)
         self._values_of = path
         return path
 
@@ -247,22 +259,29 @@ class Model:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
-            saved = self.store.saved
-            new = self._beginnings(reader, keys)
-            keys_there = keys_in(reader, {name: one.shape for name, one in saved.items() if name not in new}, keys)
+            shapes = {name: variable.shape for name, variable in self.store.saved.items()}
+            new = self._initial_values(reader, keys)
+            expected = {name: shape for name, shape in shapes.items() if name not in new}
+            keys_there = keys_in(reader, expected, keys)
             if partly:
-                new |= {name: None for name in saved if not reader.has(keys_there.get(name, name))}
-            check_shapes(reader, {name: one.shape for name, one in saved.items()}, new, keys_there)
+                for name in shapes:
+                    if not reader.has(keys_there.get(name, name)):
+                        new[name] = None
+            check_shapes(reader, shapes, new, keys_there)
             if path == self._values_of or (for_a_while and self.is_trained):
                 self.set_aside()
             # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
             self.begin_to_write()
-            read = {name: reader.entry(keys_there.get(name, name)) for name in saved if name not in new}
+            read: dict[str, tuple[str, tf.DType]] = {}
+            for name in shapes:
+                if name not in new:
+                    read[name] = reader.entry(keys_there.get(name, name))
             self.read(reader.path, read)
             # None, unless a Scaffold maps a name that the checkpoint has to a key that it lacks.
-            self.assign({name: self.store.initial_value(name) for name in self.store.begun_with_zeros - read.keys()})
+            still_zero = self.store.begun_with_zeros - read.keys()
+            self.assign({name: self.store.initial_value(name) for name in still_zero})
             self.store.begun_with_zeros.clear()
-            self._begin(new, read)  # afterwards, because it may copy values that were read
+            self._initialize(new, read)  # afterwards, because it may copy values that were read
             self._warn_of_learning_rates(read, path)
         self._values_of = path
         self.keys = keys
@@ -287,18 +306,24 @@ class Model:
         self.begin_to_write()
         update(self.store.saved[name], places, values)
 
-    def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
+    def _initialize(self, new: Mapping[str, Any], read: Collection[str]) -> None:
         """Initialize variables that the checkpoint lacks.
 
         Args:
-          new: name -> initial value, or name of the variable whose value is copied, as `_beginnings` returns.
+          new: name -> initial value, or name of the variable whose value is copied, as `_initial_values` returns.
           read: names of the variables that the checkpoint has.
         """
         saved = self.store.saved
+        copied: dict[str, Any] = {}
+        given: dict[str, Any] = {}
         with self.store.scope():
-            others = {name: value_of(saved[one]) for name, one in new.items() if isinstance(one, str) and one in read}
-        own = {name: value for name, value in new.items() if value is not None and not isinstance(value, str)}
-        self.assign({**others, **own})
+            for name, value in new.items():
+                if isinstance(value, str):
+                    if value in read:
+                        copied[name] = value_of(saved[value])
+                elif value is not None:
+                    given[name] = value
+        self.assign({**copied, **given})
 
     def show_averages(self, path: str) -> bool:
         """Load the moving averages of the weights from the checkpoint `path`, from which the model was restored.
@@ -309,15 +334,18 @@ class Model:
         Raises:
           ValueError: train.ema_decay is set, and the checkpoint has no averages.
         """
-        reader, saved = Reader(path), self.store.saved
+        reader = Reader(path)
+        saved = self.store.saved
         averages = averages_in(reader, saved, self._config.ema_decay, "evaluate")
         if not averages:
             return False
         if self._aside is None:
-            self._aside = _Aside({name: value_of(saved[name]) for name in averages}, checkpoint=None)
-        self._put({name: value_of(saved[one]) for name, one in averages.items() if one in saved})
+            weights = {name: value_of(saved[name]) for name in averages}
+            self._aside = _Aside(weights, checkpoint=None)
+        # Only a model that trains has the averages as variables.
+        self._put({name: value_of(saved[average]) for name, average in averages.items() if average in saved})
         with self.store.scope():
-            others = {name: saved[name] for name, one in averages.items() if one not in saved}
+            others = {name: saved[name] for name, average in averages.items() if average not in saved}
             restore(reader.path, others, lambda name: reader.entry(averages[name]))
         return True
 
@@ -332,19 +360,24 @@ class Model:
         if self._aside is not None and self._aside.checkpoint is not None:
             return
         # Averages may be in the place of some weights. These are kept already.
-        replaced = {} if self._aside is None else self._aside.values
+        kept: Mapping[str, Any] = {}
+        if self._aside is not None:
+            kept = self._aside.values
         if in_memory:
-            self._aside = _Aside({**self.values(), **replaced}, (self.keys, self._values_of))
+            self._aside = _Aside({**self.values(), **kept}, (self.keys, self._values_of))
         else:
             self._aside = _Aside({}, (self.keys, None))
 
     def show_weights(self) -> None:
         """Restore the weights that `show_averages` replaced, or all values that `set_aside` kept."""
-        aside, self._aside, self.shown = self._aside, None, None
-        if aside is not None:
-            self._put(aside.values)
-            if aside.checkpoint is not None:
-                self.keys, self._values_of = aside.checkpoint
+        self.shown = None
+        if self._aside is None:
+            return
+        aside = self._aside
+        self._aside = None
+        self._put(aside.values)
+        if aside.checkpoint is not None:
+            self.keys, self._values_of = aside.checkpoint
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Assign values to variables on all replicas.
@@ -373,14 +406,17 @@ class Model:
 
     def values_by_key(self) -> dict[str, Any]:
         """Return `values` by their keys in a checkpoint."""
-        values, (described, of_objects) = self.values(), self.objects
-        keys = {**self.keys, **of_objects}
-        named = {name: value for name, value in values.items() if name not in keys}
+        values = self.values()
+        object_graph, keys_of_objects = self.objects
+        keys = {**self.keys, **keys_of_objects}
+        by_key = {name: value for name, value in values.items() if name not in keys}
         # The key may be another variable's name, as in a Saver that maps names.
-        named |= {key: values[name] for name, key in keys.items() if name in values}
-        return named | ({OBJECT_GRAPH: tf.constant(described)} if described else {})
+        by_key |= {key: values[name] for name, key in keys.items() if name in values}
+        if object_graph:
+            by_key[OBJECT_GRAPH] = tf.constant(object_graph)
+        return by_key
 
-    def _beginnings(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
+    def _initial_values(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
         """Return name -> initial value of the variables that the checkpoint lacks and that are initialized anew.
 
         These variables are state of options (train.ema_decay, mixed_float16) that were off when the checkpoint was
@@ -388,10 +424,16 @@ class Model:
         value is copied.
         """
         saved = self.store.saved
-        averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
-        others = [*LossScale.NAMES, *(name for name, spec in self.store.saved_specs.items() if spec.of_hook)]
-        names = [one for one in (*averages, *others) if one in saved and one not in keys and not reader.has(one)]
-        new = {name: self.store.initial_value(name) if name in others else averages[name] for name in names}
+        averaged: dict[str, str] = {}
+        if self._config.ema_decay:
+            averaged = {average_name(name): name for name in saved}
+        of_hooks = [name for name, spec in self.store.saved_specs.items() if spec.of_hook]
+        others = [*LossScale.NAMES, *of_hooks]
+        new: dict[str, Any] = {}
+        for name in (*averaged, *others):
+            if name not in saved or name in keys or reader.has(name):
+                continue
+            new[name] = self.store.initial_value(name) if name in others else averaged[name]
         if new:
             _log.info("%s does not contain %s, which get initial values.", reader.path, ", ".join(new))
         return new
@@ -401,8 +443,10 @@ class Model:
         specs = self.store.saved_specs
         for name in restored:
             initial = specs[name].initial
-            if not name.endswith("learning_rate") or callable(initial) or name.endswith("current_learning_rate"):
-                continue  # or it is that of a tf_keras schedule, which sets it at each update
+            is_rate = name.endswith("learning_rate")
+            is_of_schedule = name.endswith("current_learning_rate")  # of tf_keras, which sets it at each update
+            if not is_rate or is_of_schedule or callable(initial):
+                continue
             with self.store.scope():
                 value = value_of(self.store.saved[name]).numpy()
             if not np.allclose(initial, value):
@@ -442,10 +486,11 @@ def check_shapes(
     missing = [name for name, shape in found.items() if shape is None and name not in new]
     renamed = [name for name in missing if name in keys]
     if renamed:
+        keys_of_renamed = ", ".join(repr(keys[name]) for name in renamed)
+        names_of_renamed = ", ".join(map(repr, renamed))
         raise MissingVariableError(
-            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
-            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: "
-            f"{', '.join(reader.names())}."
+            f"checkpoint {reader.path} has no {keys_of_renamed}, under which the saver of model_fn's Scaffold stores "
+            f"{names_of_renamed}. The checkpoint has: {', '.join(reader.names())}."
         )
     if missing:
         raise MissingVariableError(

@@ -33,12 +33,13 @@ def objective(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
         if loss.shape.rank == 0:
             return loss * replica.weights.share(replica.index, loss.dtype)
         count = tf.cast(replica.weights.global_count, loss.dtype)
-        return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype) / count
+        return _sum_of_examples(loss, replica) / count
     weight = _loss_weight(spec, replica)
     total = sum_over_replicas(replica, weight)
+    # All weights of a global batch may be 0.
     if loss.shape.rank == 0:
-        return loss * tf.math.divide_no_nan(weight, total)  # all weights of a global batch may be 0
-    return tf.math.divide_no_nan(tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), total)
+        return loss * tf.math.divide_no_nan(weight, total)
+    return tf.math.divide_no_nan(_sum_of_examples(loss, replica), total)
 
 
 def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tensor]:
@@ -53,7 +54,12 @@ def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tenso
         weight = _loss_weight(spec, replica)
     if loss.shape.rank == 0:
         return loss * weight, weight
-    return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), weight
+    return _sum_of_examples(loss, replica), weight
+
+
+def _sum_of_examples(loss: tf.Tensor, replica: Replica) -> tf.Tensor:
+    """Return the sum of a loss `[batch]`, 0 for a batch that is a placeholder."""
+    return tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype)
 
 
 def sum_over_replicas(replica: Replica, value: Any) -> Any:
@@ -80,20 +86,30 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica
       ValueError: the loss depends on no trainable variable.
     """
     variables = replica.requested.trainable.values()
-    factor = getattr(_unwrapped(optimizer), "loss_scale_factor", None)
-    first = None if factor is None else tf.constant(factor, loss.dtype)
-    gradients = tape.gradient(loss, [variable for variable, _ in variables], first)
+    factor = getattr(_unwrap(optimizer), "loss_scale_factor", None)
+    upstream = None if factor is None else tf.constant(factor, loss.dtype)
+    gradients = tape.gradient(loss, [variable for variable, _ in variables], upstream)
     if factor is not None:
-        gradients = [g if g is None else scale(g, tf.constant(1 / factor, g.dtype)) for g in gradients]
+        gradients = [_divide(gradient, factor) for gradient in gradients]
     if replica.num_replicas > 1:
-        gradients = [replica.weights.of_examples(g, replica.index) for g in gradients]
-    pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
+        gradients = [replica.weights.of_examples(gradient, replica.index) for gradient in gradients]
+    pairs: list[Pair] = []
+    for gradient, (variable, owner) in zip(gradients, variables, strict=True):
+        if gradient is not None:
+            pairs.append((gradient, variable, owner))
     if not pairs:
         names = ", ".join(replica.requested.requests) or "none"
         raise ValueError(
             f"The loss depends on no trainable variable, so there is nothing to train. Trainable variables: {names}."
         )
     return pairs
+
+
+def _divide(gradient: Any, factor: float) -> Any:
+    """Return a gradient divided by `factor`; None, of a variable on which the loss does not depend, stays None."""
+    if gradient is None:
+        return None
+    return scale(gradient, tf.constant(1 / factor, gradient.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,41 +143,67 @@ def apply_update(
       config: the RunConfig.
     """
     values: dict[str, tf.Tensor] = {}
-    rate_name: str | None = None
+    optimizer = _unwrap(spec.optimizer)
+    owners = [owner for _, _, owner in pairs]
     with replica.reductions.as_is():
-        reduced: Sequence[Any] = [gradient for gradient, _, _ in pairs]
-        # The loss is sent together with the gradients, and so costs no message of its own.
-        if replica.num_replicas > replica.num_local:
-            *reduced, total = all_reduce([*reduced, loss])
-            loss = total if replica.index == 0 else tf.zeros_like(total)
-        elif replica.num_replicas > 1:
-            reduced = all_reduce(reduced)
-        optimizer = _unwrapped(spec.optimizer)
-        support_checks.check_update(optimizer, [owner for _, _, owner in pairs], config, replica.num_replicas)
-        merged = [without_duplicates(gradient) for gradient in reduced]
-        reduced = reduced if adds_rows(optimizer) else merged
+        gradients, loss = _sum_gradients(pairs, loss, replica)
+        support_checks.check_update(optimizer, owners, config, replica.num_replicas)
+        merged = [without_duplicates(gradient) for gradient in gradients]
+        if not adds_rows(optimizer):
+            gradients = merged
         if config.clip_global_norm is not None or config.log_gradient_norm:
             norm = global_norm(merged)
             if config.log_gradient_norm:
                 values["gradient_norm"] = norm
             if config.clip_global_norm is not None:
-                reduced = scaled_down(merged, norm, config.clip_global_norm)
-        factor = learning_rate.factor(config, replica.global_step)
-        with learning_rate.scaled(optimizer, factor):
-            if config.log_step_count_steps:
-                # Inside of `scaled`: this is then the rate with which the update is made.
-                rate = learning_rate.rate_of(optimizer)
-                rate_name = learning_rate.name_of(rate, replica)
-                if rate_name is None and isinstance(rate, tf.Tensor):
-                    values["learning_rate"] = rate
-            apply_gradients(optimizer, [(g, v, owner) for g, (_, v, owner) in zip(reduced, pairs, strict=True)])
-        # Outside of `scaled`, where the rate is again the optimizer's own variable and no product.
-        if factor is not None or not config.log_step_count_steps:
-            rate_name = learning_rate.name_of(learning_rate.rate_of(optimizer), replica)
+                gradients = scaled_down(merged, norm, config.clip_global_norm)
+        reduced: list[Pair] = []
+        for gradient, (_, variable, owner) in zip(gradients, pairs, strict=True):
+            reduced.append((gradient, variable, owner))
+        rate, rate_name = _apply_at_rate(optimizer, reduced, replica, config)
+        if rate is not None:
+            values["learning_rate"] = rate
         averages = ema.of_optimizer(optimizer, config.ema_decay, replica)
         ema.update(replica, config.ema_decay)  # after the update: the averages follow the new weights
         replica.global_step.assign_add(1, read_value=False)  # last: the warm-up above reads the step before
     return Update(loss, values, rate_name, averages)
+
+
+def _sum_gradients(pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica) -> tuple[Sequence[Any], tf.Tensor]:
+    """Return (gradients summed over all replicas, this replica's part of the loss)."""
+    gradients: Sequence[Any] = [gradient for gradient, _, _ in pairs]
+    if replica.num_replicas > replica.num_local:
+        # The loss is sent together with the gradients, and so costs no message of its own.
+        *gradients, total = all_reduce([*gradients, loss])
+        loss = total if replica.index == 0 else tf.zeros_like(total)
+    elif replica.num_replicas > 1:
+        gradients = all_reduce(gradients)
+    return gradients, loss
+
+
+def _apply_at_rate(
+    optimizer: Any, pairs: Sequence[Pair], replica: Replica, config: RunConfig
+) -> tuple[tf.Tensor | None, str | None]:
+    """Apply (gradient of the global batch, variable) pairs at the learning rate of this update.
+
+    Returns:
+      (the rate, if it is computed and reported; the name of the variable in which the optimizer keeps it, if any).
+    """
+    computed: tf.Tensor | None = None
+    name: str | None = None
+    factor = learning_rate.factor(config, replica.global_step)
+    with learning_rate.scaled(optimizer, factor):
+        if config.log_step_count_steps:
+            # Inside of `scaled`: this is then the rate with which the update is made.
+            rate = learning_rate.rate_of(optimizer)
+            name = learning_rate.name_of(rate, replica)
+            if name is None and isinstance(rate, tf.Tensor):
+                computed = rate
+        apply_gradients(optimizer, pairs)
+    # Outside of `scaled`, where the rate is again the optimizer's own variable and no product.
+    if factor is not None or not config.log_step_count_steps:
+        name = learning_rate.name_of(learning_rate.rate_of(optimizer), replica)
+    return computed, name
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
@@ -169,9 +211,18 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
     Rows of IndexedSlices for the same row of a variable are added first.
     """
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
-    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
+    values: list[tf.Tensor] = []
+    dtype = tf.float32
+    for gradient in gradients:
+        value = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        values.append(value)
+        if value.dtype == tf.float64:
+            dtype = tf.float64
+    sums: list[tf.Tensor] = []
+    for value in values:
+        squares = tf.square(tf.cast(value, dtype))
+        sums.append(tf.reduce_sum(squares))
+    return tf.sqrt(tf.add_n(sums))
 
 
 def scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
@@ -179,7 +230,7 @@ def scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list
     limit = tf.constant(norm, total.dtype)
     # The difference makes the factor NaN if the norm is not finite, as in tf.clip_by_global_norm.
     factor = limit / tf.maximum(total, limit) + (total - total)
-    return [scale(g, tf.cast(factor, g.dtype)) for g in gradients]
+    return [scale(gradient, tf.cast(factor, gradient.dtype)) for gradient in gradients]
 
 
 def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
@@ -189,7 +240,7 @@ def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
     return tf.stop_gradient(weight * replica.weights.presence(replica.index, dtype))
 
 
-def _unwrapped(optimizer: Any) -> Any:
+def _unwrap(optimizer: Any) -> Any:
     """Return the optimizer without the LossScaleOptimizer of Keras's `compile`: the runner scales the loss itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -201,10 +252,11 @@ def adds_rows(optimizer: Any) -> bool:
     added: Adam of Keras 3 would square each occurrence of an id by itself, and `clipnorm` see a norm that is no
     gradient's.
     """
+    if isinstance(optimizer, v1.train.Optimizer):
+        return True
     keras_sgd = [sys.modules[name].optimizers.SGD for name in ("keras", "tf_keras") if name in sys.modules]
     of_each_row = ("momentum", "clipnorm", "global_clipnorm", "clipvalue")
-    is_plain = type(optimizer) in keras_sgd and not any(getattr(optimizer, name) for name in of_each_row)
-    return is_plain or isinstance(optimizer, v1.train.Optimizer)
+    return type(optimizer) in keras_sgd and not any(getattr(optimizer, name) for name in of_each_row)
 
 
 def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
@@ -214,17 +266,22 @@ def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
       ValueError: it is not a Keras 3, tf_keras or v1 optimizer.
     """
     if isinstance(optimizer, v1.train.Optimizer):
-        optimizer.apply_gradients([(g, v) for g, v, _ in pairs])
+        optimizer.apply_gradients([(gradient, variable) for gradient, variable, _ in pairs])
     elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 expects its own variables
+        gradients = []
+        variables = []
+        for gradient, variable, owner in pairs:
+            gradients.append(gradient)
+            variables.append(variable if owner is None else owner)
         # These are gradients of the loss itself. Keras's own LossScaleOptimizer does the same to its inner optimizer.
         optimizer.loss_scale_factor = None
-        optimizer.apply([g for g, _, _ in pairs], [v if owner is None else owner for _, v, owner in pairs])
+        optimizer.apply(gradients, variables)
     elif hasattr(optimizer, "apply_gradients"):  # tf_keras, its legacy optimizers included
         accepted = inspect.signature(optimizer.apply_gradients).parameters
         # The gradients are sums already. The second name is that of the legacy optimizers, for the opposite.
         own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
         settings = {name: value for name, value in own_sum.items() if name in accepted}
-        optimizer.apply_gradients([(g, v) for g, v, _ in pairs], **settings)
+        optimizer.apply_gradients([(gradient, variable) for gradient, variable, _ in pairs], **settings)
     else:
         raise ValueError(
             f"EstimatorSpec(optimizer={optimizer!r}): expected an optimizer object of Keras 3, tf_keras or "
@@ -246,12 +303,13 @@ def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
       The operations, for callers that must fetch them; empty if `train_op` advances the step.
     """
 
+    def add_one(step: Any) -> Any:
+        return step.assign_add(1, read_value=False)
+
     def count(strategy: tf.distribute.Strategy, counts: Any) -> list[Any]:
         if any(strategy.experimental_local_results(counts)):
             return []
-        added = strategy.extended.update(
-            replica.global_step, lambda step: step.assign_add(1, read_value=False), group=False
-        )
+        added = strategy.extended.update(replica.global_step, add_one, group=False)
         return list(strategy.experimental_local_results(added))
 
     counts = may_write(v1.get_default_graph(), [replica.global_step], [train_op])

@@ -69,11 +69,13 @@ class PredictProgram(Program):
             with tf.summary.record_if(False):
                 # As in tf.estimator, model_fn does not get labels in PREDICT.
                 features, _ = replica_inputs(pipeline, replica)
-                given = None if not with_features else dict(features) if isinstance(features, Mapping) else {}
-                # `given` is a copy, because model_fn may remove entries.
+                given: dict[str, Any] | None = None
+                if with_features:
+                    # A copy, because model_fn may remove entries.
+                    given = dict(features) if isinstance(features, Mapping) else {}
                 spec = model.call(features, None, ModeKeys.PREDICT)
                 if keys:
-                    spec = spec._replace(predictions=_chosen(spec.predictions, given, keys))
+                    spec = spec._replace(predictions=_choose(spec.predictions, given, keys))
                 return TracedReplica(spec)
 
         super().__init__(model, pipeline, replica_fn)
@@ -89,23 +91,23 @@ class PredictProgram(Program):
         prediction open and passes each request to a Python generator. Sparse and ragged predictions are also made one
         step at a time.
         """
-        dense = all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(self._predictions))
-        return dense and not may_change_meanwhile(dataset)
+        is_dense = all(isinstance(tensor, tf.Tensor) for tensor in tf.nest.flatten(self._predictions))
+        return is_dense and not may_change_meanwhile(dataset)
 
     def run(self, iterator: Any, first_step: int, max_steps: int) -> Predicted:
         """Predict up to `max_steps` further steps, after `first_step`, in one call of TensorFlow."""
         with self._pipeline.reading():
             num_steps, ended, packed = self._loop(iterator, tf.constant(first_step, tf.int64), tf.constant(max_steps))
-        counts, *columns = (_per_step(*(part.numpy() for part in parts)) for parts in packed)
+        counts, *columns = [_split_steps(*parts) for parts in packed]
         size = len(columns) // len(self._predictions)  # number of tensors of each replica
-        packers = [_packer(predictions) for predictions in self._predictions]
-        batches = [
-            (int(count), pack(values[replica * size : (replica + 1) * size]))
-            for of_replicas, *values in zip(counts, *columns, strict=True)
-            for replica, (count, pack) in enumerate(zip(of_replicas, packers, strict=True))
-            if count
-        ]
-        num_bytes = sum(_bytes_of(values) for values, *_ in packed[1:])
+        packers = [_build_packer(predictions) for predictions in self._predictions]
+        batches: list[tuple[int, Any]] = []
+        for counts_of_step, *values in zip(counts, *columns, strict=True):
+            for replica, (count, pack) in enumerate(zip(counts_of_step, packers, strict=True)):
+                if count:
+                    first = replica * size
+                    batches.append((int(count), pack(values[first : first + size])))
+        num_bytes = sum(_count_bytes(values) for values, _, _ in packed[1:])
         return Predicted(batches, int(num_steps), num_bytes, bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[Predicted, list[Any]]:
@@ -117,17 +119,17 @@ class PredictProgram(Program):
         """
 
         def build() -> Callable[..., Any]:
-            return functools.partial(self._run, self._function(request))
+            return functools.partial(self._run, self._build_function(request))
 
-        counts, predictions, values = self._called(request.key, build, iterator, step, *request.values)
-        batches = [
-            (int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), of_replica))
-            for count, of_replica in zip(counts.numpy(), predictions, strict=True)
-            if count
-        ]
+        counts, predictions, values = self._call(request.key, build, iterator, step, *request.values)
+        batches: list[tuple[int, Any]] = []
+        for count, of_replica in zip(counts.numpy(), predictions, strict=True):
+            if count:
+                on_host = tf.nest.map_structure(lambda tensor: tensor.numpy(), of_replica)
+                batches.append((int(count), on_host))
         return Predicted(batches, 1, 0, data_ended=False), [value.numpy() for value in values]
 
-    def _function(self, request: StepRequest) -> Callable[..., Any]:
+    def _build_function(self, request: StepRequest) -> Callable[..., Any]:
         """Return the function of a step: (flat inputs, then the values of placeholders) -> (predictions, fetches)."""
         tensors, effects = split_fetches(request.fetches)
         effects += self.trace.writes_of_keras(metrics_only=True)
@@ -135,7 +137,8 @@ class PredictProgram(Program):
 
     def _run(self, function: Callable[..., Any], iterator: Any, step: tf.Tensor, *fed: tf.Tensor) -> Any:
         _, inputs = self._read_batches(next(iterator), iterator, step)
-        return inputs[-2], *function(*inputs, *fed)  # the counts; see `step_signature`
+        counts = inputs[-2]  # see `step_signature`
+        return counts, *function(*inputs, *fed)
 
     def _run_loop(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor) -> Any:
         """Predict up to `max_steps` steps after `first_step`.
@@ -144,18 +147,20 @@ class PredictProgram(Program):
           (steps taken, whether the data ended, numbers of examples and predictions of all steps as `_concat` returns
           them).
         """
-        function = self._function(StepRequest())
+        function = self._build_function(StepRequest())
         dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
 
         def predict(element: Any, taken: tf.Tensor, lists: Sequence[Any]) -> Sequence[Any]:
             _, inputs = self._read_batches(element, iterator, first_step + tf.cast(taken, tf.int64))
             predictions, _ = function(*inputs)
-            outputs = [inputs[-2], *tf.nest.flatten(predictions)]
-            return [_pushed(*pair) for pair in zip(lists, outputs, strict=True)]
+            counts = inputs[-2]  # see `step_signature`
+            outputs = [counts, *tf.nest.flatten(predictions)]
+            return [_push(lists_of_output, output) for lists_of_output, output in zip(lists, outputs, strict=True)]
 
         empty = [(_empty_list(dtype), _empty_list(tf.int32)) for dtype in dtypes]
         taken, ended, lists = over_elements(iterator, max_steps, predict, empty)
-        return taken, ended, [_concat(pair, dtype) for pair, dtype in zip(lists, dtypes, strict=True)]
+        packed = [_concat(lists_of_output, dtype) for lists_of_output, dtype in zip(lists, dtypes, strict=True)]
+        return taken, ended, packed
 
 
 # --- tensors of several steps: batches may differ in size, so values are kept flat and shapes are kept beside them ---
@@ -166,62 +171,80 @@ def _empty_list(dtype: tf.DType) -> tf.Tensor:
         return tf.raw_ops.EmptyTensorList(element_shape=[-1], max_num_elements=-1, element_dtype=dtype)
 
 
-def _pushed(lists: tuple[tf.Tensor, tf.Tensor], tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _push(lists: tuple[tf.Tensor, tf.Tensor], tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the lists of values and shapes with those of `tensor` appended."""
+    of_values, of_shapes = lists
     with tf.device("CPU:0"):  # where the value is needed later
-        values, shapes = tf.reshape(tensor, [-1]), tf.shape(tensor)
-        return (
-            tf.raw_ops.TensorListPushBack(input_handle=lists[0], tensor=values),
-            tf.raw_ops.TensorListPushBack(input_handle=lists[1], tensor=shapes),
-        )
+        values = tf.reshape(tensor, [-1])
+        shape = tf.shape(tensor)
+        of_values = tf.raw_ops.TensorListPushBack(input_handle=of_values, tensor=values)
+        of_shapes = tf.raw_ops.TensorListPushBack(input_handle=of_shapes, tensor=shape)
+    return of_values, of_shapes
 
 
 def _concat(lists: tuple[tf.Tensor, tf.Tensor], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return (all values, all shapes, the rank of each), three vectors."""
-    none, concat = tf.zeros([0], tf.int64), tf.raw_ops.TensorListConcatV2
+    of_values, of_shapes = lists
+    concat = functools.partial(tf.raw_ops.TensorListConcatV2, element_shape=[-1], leading_dims=tf.zeros([0], tf.int64))
     with tf.device("CPU:0"):
-        flat, _ = concat(input_handle=lists[0], element_shape=[-1], leading_dims=none, element_dtype=dtype)
-        return flat, *concat(input_handle=lists[1], element_shape=[-1], leading_dims=none, element_dtype=tf.int32)
+        values, _ = concat(input_handle=of_values, element_dtype=dtype)
+        shapes, ranks = concat(input_handle=of_shapes, element_dtype=tf.int32)
+    return values, shapes, ranks
 
 
-def _per_step(values: np.ndarray, shapes: np.ndarray, ranks: np.ndarray) -> list[Any]:
-    """Return the value of each step as a view of `values`; a scalar is returned as a NumPy scalar."""
-    steps, first, dims = [], 0, iter(shapes.tolist())
-    for rank in ranks.tolist():
-        shape = list(itertools.islice(dims, rank))
+def _split_steps(all_values: tf.Tensor, all_shapes: tf.Tensor, ranks: tf.Tensor) -> list[Any]:
+    """Return the value of each step, a view of the NumPy value of `all_values`; a scalar is a NumPy scalar."""
+    values = all_values.numpy()
+    sizes = iter(all_shapes.numpy().tolist())
+    of_steps = []
+    first = 0
+    for rank in ranks.numpy().tolist():
+        shape = list(itertools.islice(sizes, rank))
         last = first + math.prod(shape)
-        steps.append(values[first:last].reshape(shape) if shape else values[first])
+        of_steps.append(values[first:last].reshape(shape) if shape else values[first])
         first = last
-    return steps
+    return of_steps
 
 
-def _bytes_of(values: tf.Tensor) -> int:
+def _count_bytes(values: tf.Tensor) -> int:
     if values.dtype == tf.string:
         return int(tf.reduce_sum(tf.strings.length(values)))
     return values.dtype.size * int(values.shape[0])
 
 
-def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
+def _build_packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
     """Return a function that packs flat values into the structure of `predictions`."""
-    if type(predictions) is dict and all(isinstance(one, tf.Tensor) for one in predictions.values()):
+    if type(predictions) is dict and all(isinstance(tensor, tf.Tensor) for tensor in predictions.values()):
         flat = sorted(predictions)  # the order of tf.nest, which itself would take 10 us per batch
         order = [(name, flat.index(name)) for name in predictions]
         return lambda values: {name: values[index] for name, index in order}
     return lambda values: tf.nest.pack_sequence_as(predictions, values)
 
 
-def _chosen(predictions: Any, features: Mapping[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]:
+def _choose(predictions: Any, features: Mapping[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]:
     """Return what `keys` name, as in `PredictProgram`; features are None if they are not known."""
     named = predictions if isinstance(predictions, Mapping) else {ONLY_KEY: predictions}
-    if features is None:  # a name of a prediction is enough, and others are ignored
-        features, keys = {}, [name for name in named if name in keys] or keys
+    if features is None:
+        features = {}
+        # A name of a prediction is enough, and others are ignored.
+        of_predictions = [name for name in named if name in keys]
+        if of_predictions:
+            keys = of_predictions
+    chosen: dict[str, Any] = {}
     for key in keys:
-        values = [of[key] for of in (named, features) if key in of]
-        if len({id(value) for value in values}) != 1:  # model_fn may return a feature as a prediction
-            neither = f"names no prediction and no feature.{did_you_mean(key, [*named, *features])}"
-            what = "names a prediction and also another feature; rename one." if values else neither
-            raise ValueError(f"predict.keys: {key!r} {what} There are: {', '.join({**named, **features})}.")
-    return {key: named[key] if key in named else features[key] for key in keys}
+        reason = ""
+        if key in named:
+            chosen[key] = named[key]
+            # The same value is no other: model_fn may return a feature as a prediction.
+            if key in features and features[key] is not named[key]:
+                reason = "names a prediction and also another feature; rename one."
+        elif key in features:
+            chosen[key] = features[key]
+        else:
+            reason = f"names no prediction and no feature.{did_you_mean(key, [*named, *features])}"
+        if reason:
+            raise ValueError(f"predict.keys: {key!r} {reason} There are: {', '.join({**named, **features})}.")
+    return chosen
 
 
 def num_examples(predictions: Any) -> int:
@@ -230,7 +253,9 @@ def num_examples(predictions: Any) -> int:
     Raises:
         ValueError: the predictions have different numbers of examples.
     """
-    sizes = {len(value) if np.ndim(value) else 0 for value in tf.nest.flatten(predictions)}
+    sizes: set[int] = set()
+    for value in tf.nest.flatten(predictions):
+        sizes.add(len(value) if np.ndim(value) else 0)
     if len(sizes) != 1:
         raise ValueError(
             f"predictions have {sorted(sizes)} examples in one batch. All must have the same number; "

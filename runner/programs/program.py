@@ -78,7 +78,8 @@ class Program:
         on_workers: bool = False,
         is_common: bool = False,
     ) -> None:
-        self._store, self._pipeline = model.store, pipeline
+        self._store = model.store
+        self._pipeline = pipeline
         self._division = cast(RoundRobin, pipeline.division)  # of EVAL and PREDICT
         self._fetching: dict[Any, Callable[..., Any]] = {}
         with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), metrics_of_replica():
@@ -139,12 +140,17 @@ class Program:
 
         def build() -> Callable[..., Any]:
             function = self.trace.function(*split_fetches(request.fetches), feeds=request.feeds)
-            return lambda iterator, step, *fed: function(*self._read_batches(next(iterator), iterator, step)[1], *fed)
 
-        values = self._called(("alone", request.key), build, iterator, step, *request.values)
+            def run(iterator: Any, step: tf.Tensor, *fed: tf.Tensor) -> Any:
+                _, inputs = self._read_batches(next(iterator), iterator, step)
+                return function(*inputs, *fed)
+
+            return run
+
+        values = self._call(("alone", request.key), build, iterator, step, *request.values)
         return [value.numpy() for value in values]
 
-    def _called(
+    def _call(
         self, key: Any, build: Callable[[], Callable[..., Any]], iterator: Any, step: int, *arguments: Any
     ) -> Any:
         """Call a function of (iterator, step, further arguments) in the graph; it is built and traced on first use.
@@ -174,17 +180,20 @@ class Program:
           step: int64 scalar, the number of steps since the evaluation or prediction began.
         """
         batches, global_count = self._division.replica_batches(element, iterator)
-        others = [batches[0]._replace(count=tf.constant(0, tf.int64))] * (len(self.outputs) - len(batches))
-        return batches, step_inputs([*batches, *others], global_count, self._division.first_batch(step))
+        stand_in = batches[0]._replace(count=tf.constant(0, tf.int64))
+        others = [stand_in] * (len(self.outputs) - len(batches))
+        inputs = step_inputs([*batches, *others], global_count, self._division.first_batch(step))
+        return batches, inputs
 
 
 def step_signature(pipeline: InputPipeline) -> list[tf.TensorSpec]:
     """Return the flat TensorSpecs of a step's inputs: features and labels of each replica, then the part of the step
     (as in `trace_step`) and the weights of the replicas.
     """
-    one = [spec for spec in tf.nest.flatten(pipeline.replica_spec, expand_composites=True) if spec is not None]
+    flat = tf.nest.flatten(pipeline.replica_spec, expand_composites=True)
+    of_replica = [tf.TensorSpec(spec.shape, spec.dtype) for spec in flat if spec is not None]
     return [
-        *(tf.TensorSpec(spec.shape, spec.dtype) for _ in range(pipeline.num_replicas) for spec in one),
+        *of_replica * pipeline.num_replicas,
         tf.TensorSpec([], tf.int64, name="runner/part"),
         tf.TensorSpec([pipeline.num_replicas], tf.int64, name="runner/counts"),
         tf.TensorSpec([], tf.int64, name="runner/global_count"),
@@ -201,14 +210,14 @@ def step_inputs(
       global_count: int64 scalar, the number of examples over all replicas.
       part: int64 scalar, as in `trace_step`; None: 0.
     """
-    flat = [
-        tensor
-        for batch in batches
-        for tensor in tf.nest.flatten((batch.features, batch.labels), expand_composites=True)
-        if tensor is not None
-    ]
-    part = tf.constant(0, tf.int64) if part is None else part
-    return [*flat, part, tf.stack([batch.count for batch in batches]), global_count]
+    inputs: list[tf.Tensor] = []
+    for batch in batches:
+        flat = tf.nest.flatten((batch.features, batch.labels), expand_composites=True)
+        inputs += [tensor for tensor in flat if tensor is not None]
+    if part is None:
+        part = tf.constant(0, tf.int64)
+    counts = tf.stack([batch.count for batch in batches])
+    return [*inputs, part, counts, global_count]
 
 
 def over_elements(
@@ -240,7 +249,8 @@ def over_elements(
         following = tf.cond(taken + 1 < max_steps, iterator.get_next_as_optional, lambda: none)
         return taken + 1, following, state
 
-    taken, _, state = tf.while_loop(running, body, (tf.constant(0), iterator.get_next_as_optional(), state))
+    start = (tf.constant(0), iterator.get_next_as_optional(), state)
+    taken, _, state = tf.while_loop(running, body, start)
     return taken, taken < max_steps, state
 
 
@@ -251,7 +261,7 @@ def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]
     """
     for name in (v1.GraphKeys.GLOBAL_STEP, v1.GraphKeys.GLOBAL_VARIABLES):
         v1.add_to_collection(name, replica.global_step)
-    return _packed_inputs(pipeline, replica.inputs, replica.index)
+    return _pack_inputs(pipeline, replica.inputs, replica.index)
 
 
 def named_values(pipeline: InputPipeline, inputs: Sequence[tf.Tensor], index: int, predictions: Any) -> dict[str, Any]:
@@ -264,25 +274,34 @@ def named_values(pipeline: InputPipeline, inputs: Sequence[tf.Tensor], index: in
       predictions: what its model_fn predicts.
     """
     # Not those that model_fn got: it may have removed some.
-    features, labels = _packed_inputs(pipeline, inputs[:-3], index)
-    labels = labels.labels if isinstance(labels, WeightedLabels) else labels
+    features, labels = _pack_inputs(pipeline, inputs[:-3], index)
+    if isinstance(labels, WeightedLabels):
+        labels = labels.labels
     return fetches.named(predictions=predictions, labels=labels, features=features)
 
 
-def _packed_inputs(pipeline: InputPipeline, inputs: Sequence[tf.Tensor], index: int) -> tuple[Any, Any]:
+def _pack_inputs(pipeline: InputPipeline, inputs: Sequence[tf.Tensor], index: int) -> tuple[Any, Any]:
     """Return (features, labels) of the replica `index` of this process, given the flat tensors of all of them."""
-    flat = (len(inputs) // pipeline.num_replicas) * index
-    parts = []
+    first = (len(inputs) // pipeline.num_replicas) * index
+    parts: list[Any] = []
     for spec in pipeline.replica_spec:
-        size = 0 if spec is None else len(tf.nest.flatten(spec, expand_composites=True))
-        part = list(inputs[flat : flat + size])
-        packed = None if spec is None else tf.nest.pack_sequence_as(spec, part, expand_composites=True)
-        parts.append(as_given(packed))
-        flat += size
+        if spec is None:
+            parts.append(as_given(None))
+            continue
+        size = len(tf.nest.flatten(spec, expand_composites=True))
+        flat = list(inputs[first : first + size])
+        parts.append(as_given(tf.nest.pack_sequence_as(spec, flat, expand_composites=True)))
+        first += size
     return parts[0], parts[1]
 
 
 def split_fetches(fetches: Sequence[Any]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Split a hook's fetches into (tensors, whose values are returned; operations, which only run)."""
-    effects = [one for one in fetches if isinstance(one, tf.Operation)]
-    return [one for one in fetches if not isinstance(one, tf.Operation)], effects
+    tensors: list[tf.Tensor] = []
+    effects: list[tf.Operation] = []
+    for fetch in fetches:
+        if isinstance(fetch, tf.Operation):
+            effects.append(fetch)
+        else:
+            tensors.append(fetch)
+    return tensors, effects

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 _SHORTEST_SECS = 0.1
 _REQUESTS_PER_WORKER = 4
 
+_NEXT = -1  # in place of the number of a range's first element: the one that comes next on that worker
+
 
 class Coordinator:
     """The workers of a ParameterServerStrategy, and the requests to them."""
@@ -65,7 +67,8 @@ class Coordinator:
             self.workers.join()  # raises an error of a request only when no request runs any more
             values = [result.fetch() for result in results]
         lost = {id(arguments) for arguments in self._put_back}  # by identity: two requests may have equal arguments
-        return values, [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
+        repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
+        return values, repeated
 
 
 class Requests:
@@ -100,20 +103,23 @@ class Requests:
         self.repeated_steps = 0
         if iterator.workers is None:
             first, elements = iterator.elements(num_steps)
-            results, ended = self._hand_over(elements, first), len(elements) < num_steps
+            results = self._hand_over(elements, first)
+            ended = len(elements) < num_steps
         elif iterator.dataset.is_divided:
-            results, ended = self._from_their_own(iterator, num_steps)
+            results, ended = self._take_from_their_own(iterator, num_steps)
         else:
-            results, ended = self._in_ranges(iterator, num_steps)
-        taken = sum(int(result["taken"]) for result in results)
+            results, ended = self._take_in_ranges(iterator, num_steps)
+        taken = _steps_taken(results)
         if taken:
             self._step_secs = (time.perf_counter() - started) * self._coordinator.num_workers / taken
         return results, ended
 
-    def _in_ranges(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+    def _take_in_ranges(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+        """Take steps on data that is the same for all workers; each range goes to any of them."""
         ranges = iterator.take(num_steps, self._length(num_steps))
         of_ranges = self._ask(iterator, ranges)
-        iterator.end = max(iterator.end, *(int(result["end"]) for result in of_ranges))
+        for result in of_ranges:
+            iterator.end = max(iterator.end, int(result["end"]))
         results: list[dict[str, Any]] = []
         ended = False
         for (first, count), result in zip(ranges, of_ranges, strict=True):
@@ -130,29 +136,37 @@ class Requests:
             ended |= len(elements) < count - taken
         return results, ended
 
-    def _from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
+    def _take_from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Take steps on the workers' own data; each range goes to any worker that is free and has data left."""
         results: list[dict[str, Any]] = []
-        while (remaining := num_steps - sum(int(result["taken"]) for result in results)) > 0:
-            if len(iterator.ended) == self._coordinator.num_workers:
-                break
-            requests = [(-1, count) for _, count in iterator.take(remaining, self._length(remaining))]
-            results += self._ask(iterator, requests)
-            iterator.ended |= {int(result["worker"]) for result in results if result["ended"]}
-            if any(result["stopped"] for result in results):
-                break
-        return results, len(iterator.ended) == self._coordinator.num_workers
+        num_workers = self._coordinator.num_workers
+        remaining = num_steps
+        is_stopped = False
+        while remaining > 0 and len(iterator.ended) < num_workers and not is_stopped:
+            ranges = iterator.take(remaining, self._length(remaining))
+            answers = self._ask(iterator, [(_NEXT, count) for _, count in ranges])
+            for result in answers:
+                if result["ended"]:
+                    iterator.ended.add(int(result["worker"]))
+                if result["stopped"]:
+                    is_stopped = True
+            results += answers
+            remaining -= _steps_taken(answers)
+        return results, len(iterator.ended) == num_workers
 
     def _ask(self, iterator: RangeIterator, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        arguments = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
-        results, repeated = self._coordinator.run(self._of_range, arguments)
-        self.repeated_steps += sum(ranges[index][1] for index in repeated)
+        """Make one request for each range (number of its first element, number of elements)."""
+        requests = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
+        results, repeated = self._coordinator.run(self._of_range, requests)
+        for index in repeated:
+            _, count = ranges[index]
+            self.repeated_steps += count
         return results
 
     def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
         """Make one request for each element, and send the element with it."""
-        arguments = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
-        results, repeated = self._coordinator.run(self._of_element, arguments)
+        requests = [(element, tf.constant(number, tf.int64)) for number, element in enumerate(elements, first)]
+        results, repeated = self._coordinator.run(self._of_element, requests)
         self.repeated_steps += len(repeated)
         return results
 
@@ -165,7 +179,12 @@ class Requests:
         workers = self._coordinator.num_workers
         several = math.ceil(num_steps / (workers * _REQUESTS_PER_WORKER))
         long_enough = math.ceil(_SHORTEST_SECS / self._step_secs) if self._step_secs else 1
-        return max(1, min(max(several, long_enough), math.ceil(num_steps / workers)))
+        most = math.ceil(num_steps / workers)  # with more, a worker would get none
+        return max(1, min(max(several, long_enough), most))
+
+
+def _steps_taken(results: Sequence[dict[str, Any]]) -> int:
+    return sum(int(result["taken"]) for result in results)
 
 
 def over_range(
@@ -179,7 +198,7 @@ def over_range(
 
     Args:
       iterator: an iterator over (number, element).
-      first: int64 scalar; negative: start at the next element.
+      first: int64 scalar; _NEXT: start at the next element.
       count: int64 scalar.
       step: called with an element, the number of steps before it and the state; returns (whether to continue, new
         state).
@@ -190,12 +209,17 @@ def over_range(
       first element; `ended`: whether the data has no further element; `end`: number after that of the last element
       read; `stopped`: whether a step ended the range early; `worker`: index of the worker.
     """
-    optional, end = tf.while_loop(
-        lambda optional, _: _is_before(first, optional),
-        lambda optional, _: (iterator.get_next_as_optional(), optional.get_value()[0] + 1),
-        (iterator.get_next_as_optional(), tf.constant(0, tf.int64)),
-    )
-    passed = (first >= 0) & optional.has_value() & ~_is_before(first + 1, optional)
+
+    def skip(optional: Any, end: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        del end
+        following = iterator.get_next_as_optional()
+        number, _ = optional.get_value()
+        return following, number + 1
+
+    before = (iterator.get_next_as_optional(), tf.constant(0, tf.int64))
+    optional, end = tf.while_loop(lambda optional, _: _is_before(first, optional), skip, before)
+    is_after_first = optional.has_value() & ~_is_before(first + 1, optional)
+    passed = (first >= 0) & is_after_first
 
     def running(taken: tf.Tensor, end: tf.Tensor, optional: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
         return (taken < count) & goes_on & optional.has_value() & ~passed
@@ -219,7 +243,13 @@ def of_one_element() -> dict[str, tf.Tensor]:
 
 
 def _is_before(first: tf.Tensor, optional: Any) -> tf.Tensor:
-    return tf.cond(optional.has_value(), lambda: optional.get_value()[0] < first, lambda: tf.constant(False))
+    """Report whether there is an element (number, element), and its number is below `first`: bool scalar."""
+
+    def is_number_before() -> tf.Tensor:
+        number, _ = optional.get_value()
+        return number < first
+
+    return tf.cond(optional.has_value(), is_number_before, lambda: tf.constant(False))
 
 
 # --- programs ---------------------------------------------------------------------------------------------------
@@ -233,7 +263,9 @@ class RangeLoop:
     """
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, coordinator: Coordinator, stop_at_nan: bool) -> None:
-        self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
+        self._step = step
+        self._pipeline = pipeline
+        self._stop_at_nan = stop_at_nan
         self._specs = {**step.specs, "num_examples": NUM_EXAMPLES}
         self._requests = Requests(coordinator, self._range, self._element)
 
@@ -249,7 +281,7 @@ class RangeLoop:
                 "take the steps, and hooks cannot feed them. Pass the values through input_fn."
             )
         results, ended = self._requests.take(iterator, plan.number)
-        outputs = _joined(results, self._specs)
+        outputs = _join(results, self._specs)
         losses = outputs.pop("loss")
         examples = outputs.pop("num_examples")
         # A loss that is not finite ended its range. It must end the loop, so it becomes the last of the losses.
@@ -268,18 +300,16 @@ class RangeLoop:
 
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
         del number
-        return {
-            **of_one_element(),
-            "stacked": tf.nest.map_structure(lambda value: value[None], self._take(element, None)),
-        }
+        stacked = tf.nest.map_structure(lambda value: value[None], self._take(element, None))
+        return {**of_one_element(), "stacked": stacked}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
         """Take up to `count` steps from batch `first`; none if the iterator is past it or has ended."""
 
         def step(element: Any, taken: tf.Tensor, arrays: Outputs) -> Any:
             outputs = self._take(element, iterator)
-            fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
-            return fine, (written_at(taken, arrays, outputs),)
+            is_fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
+            return is_fine, (written_at(taken, arrays, outputs),)
 
         (arrays,), facts = over_range(iterator, first, count, step, (empty_arrays(self._specs, count),))
         stacked = tf.nest.map_structure(lambda array: array.stack(), arrays)
@@ -291,15 +321,17 @@ class RangeLoop:
         return {**self._step.take(batches, count, ()), "num_examples": batches[0].count}
 
 
-def _joined(results: Sequence[dict[str, Any]], specs: Outputs) -> dict[str, Any]:
+def _join(results: Sequence[dict[str, Any]], specs: Outputs) -> dict[str, Any]:
     """Return each output of all steps as one array, `[steps, ...]`."""
     taken = [int(result["taken"]) for result in results]
 
-    def joined(spec: tf.TensorSpec, *stacked: Any) -> np.ndarray:
-        parts = [np.asarray(part)[:steps] for part, steps in zip(stacked, taken, strict=True)]
-        return np.concatenate(parts) if parts else np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
+    def join(spec: tf.TensorSpec, *stacked: Any) -> np.ndarray:
+        if not stacked:
+            return np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
+        return np.concatenate([np.asarray(part)[:steps] for part, steps in zip(stacked, taken, strict=True)])
 
-    outputs: dict[str, Any] = tf.nest.map_structure(joined, specs, *(result["stacked"] for result in results))
+    of_requests = [result["stacked"] for result in results]
+    outputs: dict[str, Any] = tf.nest.map_structure(join, specs, *of_requests)
     return outputs
 
 
@@ -313,17 +345,23 @@ class RangeEvaluation(EvalProgram):
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
         super().__init__(model, pipeline, on_workers=True)
-        self._coordinator, store = coordinator, model.store
-        fetches, updates = self._fetched(0)
-        running = set(needed(self.trace.graph, operations([*tf.nest.flatten(fetches), *updates])))
-        handles = ((name, handle) for handle, name in self.trace.handles(replica=0) if handle.op in running)
-        self._handles = {name: handle for name, handle in handles if store.specs[name].local}
-        reason = "model_fn may write to variables of the model, or to any in a branch, a loop or a nested function"
-        self._reason = reason if self.changes_model else self.why_one_replica
+        self._coordinator = coordinator
+        store = model.store
+        sums, updates = self._sums_and_updates(0)
+        running = set(needed(self.trace.graph, operations([*tf.nest.flatten(sums), *updates])))
+        self._handles: dict[str, tf.Tensor] = {}
+        for handle, name in self.trace.handles(replica=0):
+            if handle.op in running and store.specs[name].local:
+                self._handles[name] = handle
+        self._reason = self.why_one_replica
+        if self.changes_model:
+            self._reason = (
+                "model_fn may write to variables of the model, or to any in a branch, a loop or a nested function"
+            )
         self._said: set[str] = set()
         self._state: Mapping[str, Any] | None = None
         if self._reason is None:
-            self._batch = self._replica_function(0, feeds=list(self._handles.values()))
+            self._batch = self._build_replica_function(0, feeds=list(self._handles.values()))
             self._initial = {name: store.initial_value(name).numpy() for name in self._handles}
             self._requests = Requests(coordinator, self._range, self._element)
 
@@ -344,13 +382,23 @@ class RangeEvaluation(EvalProgram):
         if self._reason is not None:
             return super().run(iterator, first_step, max_steps)
         results, ended = self._requests.take(iterator, max_steps)
-        sums = self._so_far.sums
+        sums = dict(self._so_far.sums)
+        examples = 0
         for result in results:
-            more = on_host(result["sums"])
-            sums = {name: (total + more[name][0], weight + more[name][1]) for name, (total, weight) in sums.items()}
-            parts = [part for part in (self._state, result["state"]) if part is not None]
-            self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
-        return self._counted(sums, sum(int(result["examples"]) for result in results), ended)
+            for name, (more, more_weight) in on_host(result["sums"]).items():
+                total, weight = sums[name]
+                sums[name] = (total + more, weight + more_weight)
+            self._merge_state(result["state"])
+            examples += int(result["examples"])
+        return self._update_result(sums, examples, ended)
+
+    def _merge_state(self, state: Mapping[str, Any]) -> None:
+        """Merge the state of the metrics after a request with that of the earlier ones."""
+        parts = [state] if self._state is None else [self._state, state]
+        stacked: dict[str, np.ndarray] = {}
+        for name in state:
+            stacked[name] = np.stack([part[name] for part in parts])
+        self._state = self._kept.merged(stacked)
 
     def values(self) -> dict[str, Any]:
         for name, value in (self._state or {}).items():
@@ -361,22 +409,25 @@ class RangeEvaluation(EvalProgram):
     # --- what a worker does ---------------------------------------------------------------------------------------
 
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
-        handles, nothing = self._own_metrics(), self._start(self._nothing)
+        handles = self._make_metrics()
+        nothing = self._start_from(self._nothing)
         counted, _ = self._add_step([self._batch], None, element, number, nothing, *handles)
         return {**of_one_element(), **self._results(counted, handles)}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
         """Evaluate up to `count` batches from number `first` on; none if the iterator is already past that batch."""
-        handles = self._own_metrics()
+        handles = self._make_metrics()
 
-        def step(element: Any, taken: tf.Tensor, *counted: Any) -> tuple[tf.Tensor, Any]:
+        def step(element: Any, taken: tf.Tensor, *before: Any) -> tuple[tf.Tensor, Any]:
             number = first + tf.cast(taken, tf.int64)
-            return tf.constant(True), self._add_step([self._batch], iterator, element, number, counted, *handles)[0]
+            goes_on = tf.constant(True)
+            counted, _ = self._add_step([self._batch], iterator, element, number, before, *handles)
+            return goes_on, counted
 
-        counted, facts = over_range(iterator, first, count, step, self._start(self._nothing))
+        counted, facts = over_range(iterator, first, count, step, self._start_from(self._nothing))
         return {**facts, **self._results(counted, handles)}
 
-    def _own_metrics(self) -> list[tf.Tensor]:
+    def _make_metrics(self) -> list[tf.Tensor]:
         """Create new variables on the worker for the metrics, and return their handles in the order of `_handles`."""
         handles = []
         for initial in self._initial.values():
@@ -390,8 +441,7 @@ class RangeEvaluation(EvalProgram):
         examples, sums = counted
         # The metrics are read only when the last batch has been added to them.
         with tf.control_dependencies(tf.nest.flatten(counted)):
-            state = {
-                name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
-                for (name, initial), handle in zip(self._initial.items(), handles, strict=True)
-            }
+            state: dict[str, tf.Tensor] = {}
+            for (name, initial), handle in zip(self._initial.items(), handles, strict=True):
+                state[name] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
         return {"examples": examples, "sums": sums, "state": state}

@@ -38,32 +38,46 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
             "train.jit=true works in one process only, not with several workers or parameter servers. Set "
             "train.jit=false."
         )
-    if spec.optimizer is not None:
-        is_wrapped = hasattr(spec.optimizer, "inner_optimizer")
-        if is_wrapped and config.precision != "mixed_float16" and computes_in(graph, (tf.float16,)):
-            raise ValueError(
-                "The optimizer is in a LossScaleOptimizer, as compile() puts it where layers compute in float16, and "
-                f"with train.precision={config.precision} the loss is not scaled. Set train.precision=mixed_float16, "
-                "and remove the dtype policy from model_fn; or, to train without a scale, compile with "
-                "auto_scale_loss=False."
-            )
-        rate = learning_rate.in_words(config)
-        if rate is not None:
-            _log.info("%s", rate)
+    if spec.optimizer is None:
+        _check_train_op(spec, config, num_replicas)
         return
+    _check_loss_is_scaled(spec.optimizer, config, graph)
+    rate = learning_rate.in_words(config)
+    if rate is not None:
+        _log.info("%s", rate)
+
+
+def _check_train_op(spec: EstimatorSpec, config: RunConfig, num_replicas: int) -> None:
+    """Raise ValueError for what works with `optimizer=` only, as model_fn returned a train_op."""
     for field in dataclasses.fields(config):
-        value, reason = getattr(config, field.name), field.metadata.get("needs_optimizer")
-        reason = reason.get(value) if isinstance(reason, Mapping) else reason
-        if reason and value != field.default:
-            key, shown = field.metadata["key"], f"{value:g}" if isinstance(value, float) else str(value).lower()
-            raise ValueError(
-                f"{key}={shown}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) "
-                f"instead, or unset {key}."
-            )
+        value = getattr(config, field.name)
+        reason = field.metadata.get("needs_optimizer")
+        if isinstance(reason, Mapping):  # one for each value that needs it
+            reason = reason.get(value)
+        if not reason or value == field.default:
+            continue
+        key = field.metadata["key"]
+        shown = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        raise ValueError(
+            f"{key}={shown}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) "
+            f"instead, or unset {key}."
+        )
     if num_replicas > 1 and spec.loss_weight is not None:
         raise ValueError(
             f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
             "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
+        )
+
+
+def _check_loss_is_scaled(optimizer: Any, config: RunConfig, graph: tf.Graph) -> None:
+    """Raise ValueError if the optimizer expects a scaled loss, and the loss is not scaled."""
+    is_wrapped = hasattr(optimizer, "inner_optimizer")
+    if is_wrapped and config.precision != "mixed_float16" and computes_in(graph, (tf.float16,)):
+        raise ValueError(
+            "The optimizer is in a LossScaleOptimizer, as compile() puts it where layers compute in float16, and "
+            f"with train.precision={config.precision} the loss is not scaled. Set train.precision=mixed_float16, "
+            "and remove the dtype policy from model_fn; or, to train without a scale, compile with "
+            "auto_scale_loss=False."
         )
 
 
@@ -160,7 +174,8 @@ def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool)
 def _check_asynchronous(config: RunConfig) -> None:
     """Raise ValueError for settings that do not work with asynchronous workers."""
     if config.nan == "rollback":
-        setting, reason = "train.nan=rollback", "other workers have already trained on later batches"
+        setting = "train.nan=rollback"
+        reason = "other workers have already trained on later batches"
     elif config.precision == "mixed_float16":
         setting = "train.precision=mixed_float16"
         reason = (

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.collectives import collectives_of
 from runner.distribute.gradient_calls import calls_of_model_fn
 from runner.distribute.reductions import spans_processes
-from runner.model_fn import ModeKeys
+from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.model_log import LoggedValues, logging_to
 from runner.programs import ema, learning_rate, support_checks
 from runner.programs.batch_losses import GlobalRows, PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
@@ -28,6 +28,7 @@ from runner.programs.optimizer_step import Update, advance, apply_update, gradie
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
 from runner.programs.train_loop import TIMES, TIMES_SPEC, Loop, Outputs, SplitLoop, Step, now_after
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, StepSummaries, replica_scalars
+from runner.run_config import RunConfig
 from runner.tf_private.optimizers import variables_of
 from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
@@ -103,11 +104,11 @@ class TrainProgram(Program):
         stop_at_nan: bool,
         loop_type: Callable[..., Any] | None = None,
     ) -> None:
-        config, num_replicas = model.config, model.store.num_replicas
+        config = model.config
+        num_replicas = model.store.num_replicas
         self._config = config
         self._loops: dict[Any, Any] = {}
         self.loss_scale = LossScale(model.store) if config.precision == "mixed_float16" else None
-
         with summaries_noted():
             replica_fn = functools.partial(self._trace_replica, model, pipeline, summary_writer)
             super().__init__(model, pipeline, replica_fn, training=True, is_common=True)
@@ -118,11 +119,12 @@ class TrainProgram(Program):
         """Report whether the runner owns the gradients (`optimizer=`)."""
         self.loss_is_sum = self.outputs[0].loss_is_sum
         """Report whether the loss of a step is a sum over its examples, and no mean."""
-        self.summaries = self._found_summaries()
-        scalars, values = [output.scalars for output in self.outputs], self._values_of_step()
+        self.summaries = self._find_summaries()
+        scalars = [output.scalars for output in self.outputs]
+        values = self._values_of_step()
         self.scalars = StepScalars(scalars, self.summaries.scalars, values, may_lack=self.loss_scale is not None)
         """The numbers of each step: its metrics, and the scalars of summaries in a step that writes summaries."""
-        self.kept_metrics = self._metrics_with_state()
+        self.kept_metrics = self._find_metrics_with_state()
         """The metrics of TRAIN that are reported and keep state in variables."""
         if self.outputs[0].advance:
             _log.warning(
@@ -133,7 +135,8 @@ class TrainProgram(Program):
         meets_others = num_replicas > pipeline.num_replicas
         # Not with several workers: they must make the same collectives in the same order, and the chief's program with
         # summaries may differ from theirs.
-        self.records_in_loops = bool(self.summaries) and loop_type is None and not meets_others and not self._is_cut
+        can_record_in_loops = loop_type is None and not meets_others and not self._is_cut
+        self.records_in_loops = can_record_in_loops and bool(self.summaries)
         """Report whether steps with summaries are taken inside loops, not between loops."""
         self.loops_in_graph = loop_type is None
         """Report whether a loop reads its iterator in a graph of this process."""
@@ -146,39 +149,55 @@ class TrainProgram(Program):
         # only gradients, so the loss is summed after the loop. Until then a worker knows only its own part of the loss,
         # and must not leave the loop because of it: all workers must leave at the same step.
         self._stop_at_nan = stop_at_nan and not self.has_local_losses
-        self._gradients = self.trace.function
-        if config.jit:
-            gradients = xla.Gradients([output.cut.sums for output in self.outputs if output.cut is not None])
-            self._gradients = functools.partial(self.trace.function, build=gradients.function_of_part)
+        self._build_gradients = self._gradient_builder()
+
+    def _gradient_builder(self) -> Callable[..., Callable[..., Any]]:
+        """Return `Trace.function` for the program that computes gradients."""
+        if not self._config.jit:
+            return self.trace.function
+        gradients = xla.Gradients([cut.sums for cut in self._cuts])
+        return functools.partial(self.trace.function, build=gradients.function_of_part)
 
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
     ) -> TrainedReplica:
-        nothing = contextlib.nullcontext(Collector(None))
-        collects = collecting(summary_writer) if model.config.tensorboard else nothing
-        with _summaries(summary_writer, replica), collects as collected:
+        collects: contextlib.AbstractContextManager[Collector] = contextlib.nullcontext(Collector(None))
+        if model.config.tensorboard:
+            collects = collecting(summary_writer)
+        with _writing_summaries(summary_writer, replica), collects as collected:
             return train_replica(model, pipeline, replica, collected)
 
-    def _found_summaries(self) -> StepSummaries:
+    def _find_summaries(self) -> StepSummaries:
         """Return the summaries of a step. Other workers than the chief compute the scalars that the chief asks for."""
         own = getattr(self.spec.scaffold, "summary_op", None)
-        protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
-        scalars, is_chief = self.outputs[0].summaries, collectives_of(self._store.strategy).is_chief
-        if is_chief:
-            of_v1 = {one.op for one in protos}
-            scalars = [one for one in scalars if one.operation is not None and (one.metadata or one.operation in of_v1)]
-        merged = {one.operation for one in scalars}
-        self._merged_v2 = {write for one in scalars if one.metadata for write in _writes_of(one.operation)}
-        others = [one for output in self.outputs for one in output.v2_summaries if one not in self._merged_v2]
-        named = [one for one in self.trace.graph.get_operations() if one.type in _INPUT_OF_NAME]
-        names = [tf.get_static_value(one.inputs[_INPUT_OF_NAME[one.type]]) for one in named]
-        return StepSummaries(
-            scalars,
-            [one for one in protos if one.op not in merged],
-            self.outputs[0].images if is_chief else (),
-            has_others=bool(others),
-            names={np.asarray(name).item().decode() for name in names if name is not None},
-        )
+        if own is None:
+            protos = _without_merges(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+        else:
+            protos = _without_merges([own])
+        scalars = self.outputs[0].summaries
+        images: Sequence[SummaryImage] = ()
+        if collectives_of(self._store.strategy).is_chief:
+            of_protos = {proto.op for proto in protos}
+            scalars = [scalar for scalar in scalars if _is_written(scalar, of_protos)]
+            images = self.outputs[0].images
+        of_scalars = {scalar.operation for scalar in scalars}
+        self._writes_of_scalars: set[tf.Operation] = set()
+        """The operations of `tf.summary` in whose place the runner writes the scalars."""
+        for scalar in scalars:
+            if scalar.metadata:
+                self._writes_of_scalars.update(_writes_of(scalar.operation))
+        other_protos = [proto for proto in protos if proto.op not in of_scalars]
+        has_others = any(write not in self._writes_of_scalars for write in self._v2_writes)
+        names = _names_of_summaries(self.trace.graph)
+        return StepSummaries(scalars, other_protos, images, has_others, names)
+
+    @property
+    def _v2_writes(self) -> list[tf.Operation]:
+        """The operations of `tf.summary` of all replicas."""
+        writes: list[tf.Operation] = []
+        for output in self.outputs:
+            writes += output.v2_summaries
+        return writes
 
     def loop(
         self,
@@ -206,13 +225,20 @@ class TrainProgram(Program):
 
     def _build_loop(self, request: StepRequest, *, records: bool, in_groups: bool, splits: bool) -> Any:
         build = functools.partial(self._loop_type, pipeline=self._pipeline, stop_at_nan=self._stop_at_nan)
-        in_graph = records and self.records_in_loops and not request and not splits
-        if in_graph or not (records or request or splits):
-            more: dict[str, Any] = {"in_groups": True} if in_groups else {}
-            more |= {"recorded": self._step(_NOTHING, summaries=True)} if in_graph else {}
-            return build(self._step(_NOTHING, summaries=False), **more)
+        is_last_apart = bool(request) or splits
+        records_inside = records and self.records_in_loops and not is_last_apart
+        if records_inside or not (records or is_last_apart):
+            settings: dict[str, Any] = {}
+            if in_groups:
+                settings["in_groups"] = True
+            if records_inside:
+                settings["recorded"] = self._build_step(_NOTHING, summaries=True)
+            return build(self._build_step(_NOTHING, summaries=False), **settings)
         # The last step is taken alone, so that the other steps do not pay for its fetches.
-        last = build(self._step(request, summaries=records)) if records or request else self.loop()
+        if records or request:
+            last = build(self._build_step(request, summaries=records))
+        else:
+            last = self.loop()
         others = functools.partial(self.loop, in_groups=in_groups)
         return SplitLoop(others, last, stop_at_nan=self._stop_at_nan)
 
@@ -225,24 +251,29 @@ class TrainProgram(Program):
         Raises:
           ValueError: a part of a step cannot run alone with these settings, or a placeholder is not fed.
         """
-        key = "part", request.key
+        key = ("part", request.key)
         if key not in self._loops:
-            tensors, effects = split_fetches(request.fetches)
-            support_checks.check_part(
-                request.fetches, self._config, self._store.num_replicas > self._pipeline.num_replicas
-            )
-            train_ops = [output.spec.train_op for output in self.outputs]
-            if any(one is train_op for one in request.fetches for train_op in train_ops):
-                effects += [*train_ops, *self.trace.writes_of_keras()]
-            function = self.trace.function(tensors, effects, feeds=request.feeds)
-
-            def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
-                return {"loss": tf.constant(0.0), "fetches": function(*step_inputs(batches, global_count), *values)}
-
-            of_fetches = [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
-            specs = {"loss": tf.TensorSpec([], tf.float32), "fetches": of_fetches}
-            self._loops[key] = Loop(Step(take, specs), self._pipeline, stop_at_nan=False)
+            self._loops[key] = self._build_part(request)
         return self._loops[key]
+
+    def _build_part(self, request: StepRequest) -> Loop:
+        tensors, effects = split_fetches(request.fetches)
+        meets_others = self._store.num_replicas > self._pipeline.num_replicas
+        support_checks.check_part(request.fetches, self._config, meets_others)
+        train_ops = [output.spec.train_op for output in self.outputs]
+        fetched = {id(fetch) for fetch in request.fetches}
+        if any(id(train_op) in fetched for train_op in train_ops):
+            # The train_op of one replica means that of all, with what Keras writes in a step.
+            effects += [*train_ops, *self.trace.writes_of_keras()]
+        function = self.trace.function(tensors, effects, feeds=request.feeds)
+
+        def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
+            inputs = step_inputs(batches, global_count)
+            return {"loss": tf.constant(0.0), "fetches": function(*inputs, *values)}
+
+        of_fetches = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+        specs = {"loss": tf.TensorSpec([], tf.float32), "fetches": of_fetches}
+        return Loop(Step(take, specs), self._pipeline, stop_at_nan=False)
 
     @property
     def can_group(self) -> bool:
@@ -252,62 +283,90 @@ class TrainProgram(Program):
         each loop has its own kernels, which start their random numbers from the seed. They may not with XLA, which
         takes longer to compile one more loop than grouping saves.
         """
-        is_one = self.loops_in_graph and self._store.num_replicas == self._pipeline.num_replicas
+        is_in_one_process = self.loops_in_graph and self._store.num_replicas == self._pipeline.num_replicas
         is_on_cpu = all("CPU" in device for device in step_devices(self._config.train_distribute))
-        return is_one and is_on_cpu and not self._config.jit and not self.trace.kernel_random_ops()
+        if not is_in_one_process or not is_on_cpu or self._config.jit:
+            return False
+        return not self.trace.kernel_random_ops()
 
     @property
     def _is_cut(self) -> bool:
         return self.outputs[0].cut is not None
 
-    def _step(self, request: StepRequest, *, summaries: bool) -> Step:
+    @property
+    def _cuts(self) -> list[GradientCut]:
+        """The programs of the step of each replica; empty if a step is one program."""
+        return [output.cut for output in self.outputs if output.cut is not None]
+
+    def _build_step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
-        examples = self._examples(request.names)
+        examples = self._example_tensors(request.names)
         fetched = Fetched(self.scalars, self.summaries if summaries else None, tensors, examples)
         losses = [output.loss for output in self.outputs]
         specs = {"loss": tf.TensorSpec([], losses[0].dtype), **fetched.specs}
         effects = [*self._effects(summaries=summaries), *effects]
         if self._is_cut:
             support_checks.check_feeds(request.feeds)
-            extra, update = tf.nest.flatten(fetched.tensors), self.outputs[0].made
-            of_update = [] if update is None else list(update.values.values())
-            places = [number for number, tensor in enumerate(extra) if any(tensor is one for one in of_update)]
-            others = [number for number in range(len(extra)) if number not in places]
-            step = self._accumulated_step(effects, [extra[number] for number in others], [extra[n] for n in places])
-
-            def take_parts(*arguments: Any) -> Outputs:
-                loss, *values = step.take(*arguments)
-                by_place = dict(zip([*others, *places], values, strict=True))
-                values = tf.nest.pack_sequence_as(fetched.tensors, [by_place[n] for n in range(len(extra))])
-                return {"loss": loss, **fetched.packed(values)}
-
-            return Step(take_parts, specs)
-        sent_at = self._sent_at([losses, fetched.tensors, effects])
+            return Step(self._build_take_of_parts(effects, fetched), specs)
+        sent_at = self._measure_sent_at([losses, fetched.tensors, effects])
         if sent_at:
             specs[TIMES] = TIMES_SPEC
-        function = self._kept(self.trace.function([losses, fetched.tensors, sent_at], effects, feeds=request.feeds))
+        function = self.trace.function([losses, fetched.tensors, sent_at], effects, feeds=request.feeds)
+        function = self._keep_metrics(function)
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
-            began = [now_after(global_count)] if sent_at else []
+            began = now_after(global_count) if sent_at else None
             losses, extra, ended = function(*step_inputs(batches, global_count), *values)
             outputs = {"loss": tf.add_n(losses), **fetched.packed(extra)}
-            if sent_at:
-                outputs[TIMES] = ended[0] - began[0]
+            if began is not None:
+                outputs[TIMES] = ended[0] - began
             return outputs
 
         return Step(take, specs)
 
-    def _sent_at(self, fetches: Sequence[Any]) -> list[tf.Tensor]:
+    def _build_take_of_parts(self, effects: Sequence[Any], fetched: Fetched) -> Callable[..., Outputs]:
+        """Return the `take` of a step that consists of several programs.
+
+        Args:
+          effects: operations that run with the gradients of the last micro-batch.
+          fetched: the outputs beside the loss. Those that the update computes are fetched with it, the others with the
+            last gradients.
+        """
+        update = self.outputs[0].made
+        of_update: set[int] = set()
+        if update is not None:
+            of_update = {id(value) for value in update.values.values()}
+        extra = tf.nest.flatten(fetched.tensors)
+        places_of_update = [place for place, tensor in enumerate(extra) if id(tensor) in of_update]
+        places_of_others = [place for place, tensor in enumerate(extra) if id(tensor) not in of_update]
+        with_update = [extra[place] for place in places_of_update]
+        with_gradients = [extra[place] for place in places_of_others]
+        step = self._build_accumulated_step(effects, with_gradients, with_update)
+        places = [*places_of_others, *places_of_update]  # of what the step returns after its loss
+
+        def take(*arguments: Any) -> Outputs:
+            loss, *values = step.take(*arguments)
+            in_order: list[Any] = [None] * len(places)
+            for place, value in zip(places, values, strict=True):
+                in_order[place] = value
+            fetched_values = tf.nest.pack_sequence_as(fetched.tensors, in_order)
+            return {"loss": loss, **fetched.packed(fetched_values)}
+
+        return take
+
+    def _measure_sent_at(self, fetches: Sequence[Any]) -> list[tf.Tensor]:
         """Return the time at which a step has computed all that it sends first, a scalar of the trace; [] if that is
         not measured.
         """
-        sent = sent_first(needed(self.trace.graph, operations(fetches))) if self._times_steps else []
+        if not self._times_steps:
+            return []
+        sent = sent_first(needed(self.trace.graph, operations(fetches)))
         if not sent:
             return []
         with self.trace.graph.as_default(), tf.control_dependencies(sent):
             return [tf.timestamp()]
 
-    def _examples(self, names: Sequence[str]) -> list[tf.Tensor]:
+    def _example_tensors(self, names: Sequence[str]) -> list[tf.Tensor]:
         """Return the tensors that native hooks fetch: the number of examples of each replica of this process, and then
         the named values of each.
         """
@@ -318,7 +377,7 @@ class TrainProgram(Program):
             tensors += self.tensors_named(names, replica)
         return tensors
 
-    def _kept(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _keep_metrics(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` of a step, which counts no stand-in example in the state of a metric."""
         may_be_idle = self._store.num_replicas > 1 or self._pipeline.num_micro_batches > 1
         if not may_be_idle:
@@ -327,32 +386,48 @@ class TrainProgram(Program):
         return self.kept_metrics.keeping(function, operator.itemgetter(place_of_counts))
 
     def _effects(self, *, summaries: bool) -> list[Any]:
-        v2 = [operation for output in self.outputs for operation in output.v2_summaries]
+        """Return the operations that run in a step beside what it fetches."""
+        v2_writes = self._v2_writes
         if self.is_native:
             if summaries:
-                return [op for op in self.trace.all_effects() if op not in self._merged_v2]
+                return [op for op in self.trace.all_effects() if op not in self._writes_of_scalars]
             # The writer of tf.summary flushes on exit; with parameter servers this flush would call the coordinator.
-            return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
-        effects: list[Any] = [output.spec.train_op for output in self.outputs] + self.trace.writes_of_keras()
-        effects += [one for output in self.outputs for one in (*output.others, *output.advance)]
-        effects += [one[1] for output in self.outputs for one in output.scalars.metrics.values() if is_pair(one)]
-        return effects + ([op for op in v2 if op not in self._merged_v2] if summaries else [])
+            return [op for op in self.trace.all_effects() if op not in v2_writes and op.type != "FlushSummaryWriter"]
+        effects: list[Any] = [output.spec.train_op for output in self.outputs]
+        effects += self.trace.writes_of_keras()
+        for output in self.outputs:
+            effects += output.others
+            effects += output.advance
+        for output in self.outputs:
+            effects += [metric[1] for metric in output.scalars.metrics.values() if is_pair(metric)]
+        if summaries:
+            effects += [op for op in v2_writes if op not in self._writes_of_scalars]
+        return effects
 
     def _values_of_step(self) -> dict[str, tf.Tensor]:
         """Return name -> scalar of what the runner itself reports of a step: learning rates, the gradient norm."""
         update = self.outputs[0].made
         self._rates: dict[str, Any] = {}
-        values = dict(update.values) if update is not None else {}
+        values: dict[str, tf.Tensor] = {}
+        if update is not None:
+            values.update(update.values)
         if not self._config.log_step_count_steps or "learning_rate" in values:
             return values
         if update is not None and update.rate is not None:
             self._rates = {"learning_rate": update.rate}
             return values
-        updating = self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
+        if self.is_native:
+            updating = self.trace.all_effects()
+        else:
+            updating = [output.spec.train_op for output in self.outputs]
         running = needed(self.trace.graph, operations(updating))
         rates = learning_rate.rates_of_updates(self.trace.updates_of(0, running))
-        self._rates = {name: rate for name, rate in rates.items() if isinstance(rate, float)}
-        return {**values, **{name: rate for name, rate in rates.items() if name not in self._rates}}
+        for name, rate in rates.items():
+            if isinstance(rate, float):
+                self._rates[name] = rate
+            else:
+                values[name] = rate
+        return values
 
     @property
     def averages(self) -> Mapping[str, str]:
@@ -396,19 +471,23 @@ class TrainProgram(Program):
 
     def rates(self) -> dict[str, float]:
         """Return name -> current value of the learning rates that a step does not return: constants and variables."""
-        own = {**self.outputs[0].scalars.metrics, **self.outputs[0].scalars.logged_sums}
-        return {
-            name: float(self._store[one].numpy()) if isinstance(one, str) else one
-            for name, one in self._rates.items()
-            if name not in own
-        }
+        of_model_fn = {**self.outputs[0].scalars.metrics, **self.outputs[0].scalars.logged_sums}
+        rates: dict[str, float] = {}
+        for name, rate in self._rates.items():
+            if name in of_model_fn:
+                continue
+            if isinstance(rate, str):  # the name of a variable
+                rate = float(self._store[rate].numpy())
+            rates[name] = rate
+        return rates
 
     @property
     def reported_names(self) -> set[str]:
         """Return all names that a step reports as train/<name>, except those of summaries."""
         return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
 
-    def _metrics_with_state(self) -> KeptMetrics:
+    def _find_metrics_with_state(self) -> KeptMetrics:
+        """Return the metrics of TRAIN that are reported and keep state, and warn of those that are not reported."""
         metrics: dict[str, Any] = {}
         for name, what in self.outputs[0].scalars.left_out.items():
             _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
@@ -429,7 +508,7 @@ class TrainProgram(Program):
                 metrics[name] = metric
         return KeptMetrics(self.trace, self._store, metrics)
 
-    def _accumulated_step(
+    def _build_accumulated_step(
         self, effects: Sequence[Any], extra: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
     ) -> AccumulatedStep:
         """Return the step that computes gradients micro-batch by micro-batch and then updates the model.
@@ -439,30 +518,37 @@ class TrainProgram(Program):
           extra: tensors fetched with the gradients of the last micro-batch.
           values: tensors fetched with the update.
         """
-        cuts = [output.cut for output in self.outputs if output.cut is not None]
+        cuts = self._cuts
         scales = [cut.scale for cut in cuts if cut.scale is not None]
         updates = set(self.trace.operations[cuts[0].first_of_update :])
         sums = [list(cut.sums) for cut in cuts]
-        own = [[tensor for tensor, _ in output.totals] for output in self.outputs]
-        fed = [placeholder for output in self.outputs for _, placeholder in output.totals]
+        own_totals: list[list[tf.Tensor]] = []
+        fed_totals: list[tf.Tensor] = []
+        for output in self.outputs:
+            own_totals.append([total for total, _ in output.totals])
+            fed_totals += [placeholder for _, placeholder in output.totals]
 
-        def gradients(fetched: Sequence[tf.Tensor], running: Sequence[Any]) -> Callable[..., Any]:
+        def build_gradients(fetched: Sequence[tf.Tensor], running: Sequence[Any]) -> Callable[..., Any]:
             before_update = [op for op in running if op not in updates]
-            return self._kept(self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *fed]))
+            gradients = self._build_gradients([sums, list(fetched)], before_update, feeds=[*scales, *fed_totals])
+            return self._keep_metrics(gradients)
 
-        update = self.trace.function(
-            ([cut.made.loss for cut in cuts], list(values)),
-            [op for op in self.trace.all_effects() if op in updates],
-            with_inputs=False,
-            feeds=[*(tensor for cut in cuts for tensor in cut.fed), *scales],
-        )
+        losses = [cut.made.loss for cut in cuts]
+        in_update = [op for op in self.trace.all_effects() if op in updates]
+        fed_sums: list[tf.Tensor] = []
+        for cut in cuts:
+            fed_sums += cut.fed
+        update = self.trace.function((losses, list(values)), in_update, with_inputs=False, feeds=[*fed_sums, *scales])
+        micro_batch = build_gradients([], self._effects(summaries=False))
+        last = build_gradients(extra, effects)
+        totals = self.trace.function(own_totals) if fed_totals else None
         return AccumulatedStep(
             cuts,
-            micro_batch=gradients([], self._effects(summaries=False)),
-            last=gradients(extra, effects),
+            micro_batch=micro_batch,
+            last=last,
             update=update,
-            totals=self.trace.function(own) if fed else None,
-            value_types=[one.dtype for one in values],
+            totals=totals,
+            value_types=[value.dtype for value in values],
             num_micro_batches=self._pipeline.num_micro_batches,
             loss_scale=self.loss_scale,
             collectives=collectives_of(self._store.strategy),
@@ -483,41 +569,85 @@ def train_replica(
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
-    tape, part, logged = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut), LoggedValues()
+    part = _build_part(replica, pipeline, is_cut=is_cut)
+    tape = tf.GradientTape(persistent=False)
+    logged = LoggedValues()
     with tape, model_fn_has(part), logging_to(logged), calls_of_model_fn(replica.gradient_calls):
         spec = model.call(features, labels, ModeKeys.TRAIN)
-        # Inside of the tape, which must record the scaling, too.
-        loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
+        if is_cut and spec.optimizer is not None:
+            loss = spec.loss
+        else:
+            # Inside of the tape, which must record the scaling, too.
+            loss = objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # where tf.estimator's hooks look for it
-    # An operation runs only if it is fetched. With optimizer=, everything that changes a variable is fetched.
-    is_logged = bool(config.log_step_count_steps)
-    is_reported = is_logged and (spec.optimizer is not None or config.train_metrics)
-    metrics = spec.eval_metric_ops if is_reported else None
-    scalars = replica_scalars(collected.scalars, metrics, logged if is_logged else None, replica)
-    v2 = [write for one in operations(v1.summary.all_v2_summary_ops() or []) for write in _writes_of(one)]
-    of_model_fn = (part.has_sum, v2, tuple(collected.scalars), tuple(collected.images), scalars)
+    scalars = _reported_scalars(config, spec, collected, logged, replica)
+    v2_writes: list[tf.Operation] = []
+    for operation in operations(v1.summary.all_v2_summary_ops() or []):
+        v2_writes += _writes_of(operation)
+    before_update = TrainedReplica(
+        spec, loss, part.has_sum, v2_writes, tuple(collected.scalars), tuple(collected.images), scalars
+    )
     if spec.optimizer is None:
         # After model_fn: operations on a variable run in program order, so the averages follow the new weights.
         moved = ema.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
-        return TrainedReplica(spec, loss, *of_model_fn, None, [*moved, *together], counted)
+        return dataclasses.replace(before_update, others=[*moved, *together], advance=counted)
     if not is_cut:
-        update = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
-        return TrainedReplica(spec, update.loss, *of_model_fn, update)
+        pairs = gradients_of(tape, loss, spec.optimizer, replica)
+        update = apply_update(spec, pairs, loss, replica, config)
+        return dataclasses.replace(before_update, loss=update.loss, made=update)
     cut = trace_cut(tape, spec, replica, config)
-    return TrainedReplica(spec, cut.made.loss, *of_model_fn, cut.made, cut=cut, totals=part.totals)
+    return dataclasses.replace(before_update, loss=cut.made.loss, made=cut.made, cut=cut, totals=part.totals)
 
 
-def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:
+def _reported_scalars(
+    config: RunConfig, spec: EstimatorSpec, collected: Collector, logged: LoggedValues, replica: Replica
+) -> ReplicaScalars:
+    """Return the numbers of the replica that the settings ask for."""
+    is_logged = bool(config.log_step_count_steps)
+    # An operation runs only if it is fetched. With optimizer=, everything that changes a variable is fetched.
+    has_metrics = spec.optimizer is not None or config.train_metrics
+    metrics = spec.eval_metric_ops if is_logged and has_metrics else None
+    values = logged if is_logged else None
+    return replica_scalars(collected.scalars, metrics, values, replica)
+
+
+def _build_part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:
     """Return the scaling for the losses of a replica in a step of training."""
     if replica.num_replicas == 1 and pipeline.num_micro_batches == 1:
         return WholeBatch()
     # If cut, the gradients of each replica are a program of their own, perhaps for one micro-batch only.
-    kind, over_replicas = PartOfUpdate if is_cut else PartOfStep, functools.partial(sum_over_replicas, replica)
-    rows = GlobalRows(replica.weights, replica.index, replica.reductions)
-    all_reduce = replica.reductions.all_reduce
-    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas, all_reduce, rows)
+    kind = PartOfUpdate if is_cut else PartOfStep
+    return kind(
+        replica.weights,
+        replica.index,
+        graph=v1.get_default_graph(),
+        sum_over_replicas=functools.partial(sum_over_replicas, replica),
+        all_reduce=replica.reductions.all_reduce,
+        rows=GlobalRows(replica.weights, replica.index, replica.reductions),
+    )
+
+
+def _is_written(scalar: SummaryScalar, of_protos: Set[tf.Operation]) -> bool:
+    """Report whether a scalar is written: by `tf.summary`, or as one of the summaries that a step merges, whose
+    operations are `of_protos`.
+    """
+    if scalar.operation is None:
+        return False
+    return bool(scalar.metadata) or scalar.operation in of_protos
+
+
+def _names_of_summaries(graph: tf.Graph) -> set[str]:
+    """Return the names with which summaries are written in a graph, as far as they are constants."""
+    names: set[str] = set()
+    for operation in graph.get_operations():
+        if operation.type not in _INPUT_OF_NAME:
+            continue
+        name = tf.get_static_value(operation.inputs[_INPUT_OF_NAME[operation.type]])
+        if name is not None:
+            names.add(np.asarray(name).item().decode())
+    return names
 
 
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
@@ -527,20 +657,23 @@ def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
     output of a branch if the writer records conditionally.
     """
     branches = [tensor.op for tensor in operation.inputs if tensor.op.type.endswith("If")]
-    return [operation, *branches, *(one for one in operation.control_inputs if one.type.startswith("Write"))]
+    writes = [before for before in operation.control_inputs if before.type.startswith("Write")]
+    return [operation, *branches, *writes]
 
 
-def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _without_merges(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the summaries in `protos` (string scalars), with `merge` and `merge_all` replaced by their inputs."""
-    return [
-        part
-        for proto in protos
-        for part in (_unmerged(list(proto.op.inputs)) if proto.op.type == "MergeSummary" else [proto])
-    ]
+    parts: list[tf.Tensor] = []
+    for proto in protos:
+        if proto.op.type == "MergeSummary":
+            parts += _without_merges(list(proto.op.inputs))
+        else:
+            parts.append(proto)
+    return parts
 
 
 @contextlib.contextmanager
-def _summaries(writer: Any, replica: Replica) -> Iterator[None]:
+def _writing_summaries(writer: Any, replica: Replica) -> Iterator[None]:
     """Let `tf.summary` inside model_fn write at the current step; only the first replica writes."""
     if writer is None or replica.index > 0:
         with tf.summary.record_if(False):

@@ -23,10 +23,12 @@ Outputs = Mapping[str, Any]
 without any is left out."""
 
 
-TIMES, TIMES_SPEC = "times", tf.TensorSpec([2], tf.float64)
+TIMES = "times"
 """The output of a step of several processes that says what this one did itself: the seconds that it waited for its
 input, and those that it computed up to its first collectives. A step returns only the second; the loop adds the first.
 """
+
+TIMES_SPEC = tf.TensorSpec([2], tf.float64)
 
 
 class Step(NamedTuple):
@@ -154,8 +156,11 @@ class Loop:
         in_groups: bool = False,
         meets_others: bool = False,
     ) -> None:
-        self._step, self._recorded, self._pipeline = step, recorded, pipeline
-        self._stop_at_nan, self._in_groups = stop_at_nan, in_groups
+        self._step = step
+        self._recorded = recorded
+        self._pipeline = pipeline
+        self._stop_at_nan = stop_at_nan
+        self._in_groups = in_groups
         self._is_timed = TIMES in step.specs
         # All iterations use the same key for a collective (TensorFlow 2.21). With train_op=, nothing in an iteration
         # waits for the previous one, so it could start the collective while it still runs; then workers hang.
@@ -178,17 +183,16 @@ class Loop:
         steps = tf.nest.map_structure(lambda value: value.numpy()[:taken], result["steps"])
         recorded = tf.nest.map_structure(lambda value: value.numpy(), result["records"])
         losses = steps.pop("loss")
-        is_fine = not (self._stop_at_nan and taken and not np.isfinite(losses[-1]))
         # The loop also ends at a loss that is not finite, which is not the end of the data.
-        data_ended = is_fine and not bool(result["goes_on"])
+        is_at_nan = self._stop_at_nan and taken > 0 and not np.isfinite(losses[-1])
+        data_ended = not is_at_nan and not bool(result["goes_on"])
         # Without groups, `next(iterator)` in the graph raises the same.
         if data_ended and self._in_groups and not plan.may_end:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
-        records = [
-            (place, tf.nest.map_structure(operator.itemgetter(number), recorded))
-            for number, place in enumerate(plan.schedule.places)
-            if place < taken
-        ]
+        records: list[tuple[int, Outputs]] = []
+        for number, place in enumerate(plan.schedule.places):
+            if place < taken:
+                records.append((place, tf.nest.map_structure(operator.itemgetter(number), recorded)))
         return LoopResult(taken, losses, steps.pop("num_examples"), steps, data_ended, records=records)
 
     def prepare(self, iterator: Any) -> None:
@@ -201,25 +205,28 @@ class Loop:
         steps = {**self._step.specs, "num_examples": NUM_EXAMPLES}
         more: Outputs = {}
         state: State = (tf.constant(0), tf.constant(True), empty_arrays(steps, num_steps))
-        take: Callable[..., State] = functools.partial(self._plain, values)
+        take: Callable[..., State] = functools.partial(self._take_plain, values)
         if self._recorded is not None:
             first, every, number = tf.unstack(schedule)
-            take = functools.partial(self._with_records, take, every)
+            take = functools.partial(self._take_with_records, take, every)
             more = {name: spec for name, spec in self._recorded.specs.items() if name not in steps}
             # Without a step with summaries, the next one is due after the last step.
-            state = (*state, tf.where(number > 0, first, num_steps), tf.constant(0), empty_arrays(more, number))
+            due = tf.where(number > 0, first, num_steps)
+            state = (*state, due, tf.constant(0), empty_arrays(more, number))
         if self._in_groups:
-            state = self._over_groups(iterator, num_steps, take, state)
+            state = self._take_groups(iterator, num_steps, take, state)
         else:
             state = take(Source(lambda _: iterator, may_end), num_steps, state)
         taken, goes_on, arrays, *of_records = state
-        stacked = _stacked(arrays, steps, taken)
-        _, number, recorded = of_records or (None, taken, {})
-        records = _stacked(recorded, more, number)
+        stacked = _stack(arrays, steps, taken)
+        records: Outputs = {}
+        if self._recorded is not None:
+            _, number, recorded = of_records
+            records = _stack(recorded, more, number)
         return {"taken": taken, "goes_on": goes_on, "steps": stacked, "records": records}
 
-    def _over_groups(self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., State], state: State) -> State:
-        """Take the steps of all groups; `take` takes those of one group, called like `_plain`."""
+    def _take_groups(self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., State], state: State) -> State:
+        """Take the steps of all groups; `take` takes those of one group, called like `_take_plain`."""
         groups = BatchGroups(iterator, num_steps, self._pipeline.division.elements_per_step)
 
         def body(first: tf.Tensor, *state: Any) -> State:
@@ -230,7 +237,7 @@ class Loop:
 
         return _while_before(num_steps, body, state)
 
-    def _with_records(
+    def _take_with_records(
         self, plain: Callable[..., State], every: tf.Tensor, source: Source, end: tf.Tensor, state: State
     ) -> State:
         """Take steps up to the step `end`, and those that are due with summaries.
@@ -238,8 +245,8 @@ class Loop:
         Args:
           plain: takes steps without summaries.
           every: number of steps from one with summaries to the next.
-          source, end: as in `_plain`.
-          state: as in `_plain`, and then: number of steps before the next one with summaries, number of those with
+          source, end: as in `_take_plain`.
+          state: as in `_take_plain`, and then: number of steps before the next one with summaries, number of those with
             summaries so far, arrays of the outputs that only they have.
         """
 
@@ -248,7 +255,8 @@ class Loop:
             before = plain(source, tf.minimum(due, end), of_plain)
 
             def record() -> State:
-                *after, more = self._body(self._recorded, source, (), number)(*before, recorded)
+                take = self._build_body(self._recorded, source, (), number)
+                *after, more = take(*before, recorded)
                 is_taken = after[0] - before[0]  # 0 if the data ended
                 return (*after, due + every * is_taken, number + is_taken, more)
 
@@ -258,7 +266,7 @@ class Loop:
 
         return _while_before(end, body, state)
 
-    def _plain(self, values: Sequence[tf.Tensor], source: Source, end: tf.Tensor, state: State) -> State:
+    def _take_plain(self, values: Sequence[tf.Tensor], source: Source, end: tf.Tensor, state: State) -> State:
         """Take steps without summaries up to the step `end`, and return the state after them.
 
         Args:
@@ -267,9 +275,11 @@ class Loop:
           end: number of steps of the loop after the last of them.
           state: (steps taken, whether the loop goes on, arrays of the outputs).
         """
-        return _while_before(end, self._body(self._step, source, values), state, self._parallel_iterations)
+        return _while_before(end, self._build_body(self._step, source, values), state, self._parallel_iterations)
 
-    def _body(self, step: Any, source: Source, values: Sequence[tf.Tensor], *places: tf.Tensor) -> Callable[..., State]:
+    def _build_body(
+        self, step: Any, source: Source, values: Sequence[tf.Tensor], *places: tf.Tensor
+    ) -> Callable[..., State]:
         """Return the body of a loop: one step on the next element. It writes the outputs into the arrays of each step,
         and at `places` into those of further arrays.
         """
@@ -279,36 +289,44 @@ class Loop:
             del goes_on
             iterator = source.elements_of(taken)
             # Nothing but timestamps is added to the step, and no number depends on one.
-            began = [tf.timestamp()] if self._is_timed else []
+            began: list[tf.Tensor] = []
+            if self._is_timed:
+                began.append(tf.timestamp())
 
             def at_end() -> State:
                 return (taken, tf.constant(False), *arrays)
 
-            def on(element: Any) -> State:
+            def step_on(element: Any) -> State:
                 # Once in a loop: in each step of a tiny model it took 4 % of the time.
                 self._pipeline.stream.note(element, when=taken == 0)
                 batches, count = division.replica_batches(element, iterator)
-                # The sum over workers that counts the examples waits for the others' input.
-                own = batches if isinstance(division, PerWorker) else (batches, count)
-                waited = [now_after(own) - time for time in began]
+                waited: tf.Tensor | None = None
+                if self._is_timed:
+                    # The sum over workers that counts the examples waits for the others' input.
+                    own = batches if isinstance(division, PerWorker) else (batches, count)
+                    waited = now_after(own) - began[0]
 
                 def take() -> State:
                     outputs = {**step.take(batches, count, values), "num_examples": count}
-                    if waited:
-                        outputs[TIMES] = tf.stack([*waited, outputs[TIMES]])
-                    fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
-                    written = [written_at(*each, outputs) for each in zip((taken, *places), arrays, strict=True)]
-                    return (taken + 1, fine, *written)
+                    if waited is not None:
+                        outputs[TIMES] = tf.stack([waited, outputs[TIMES]])
+                    is_fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
+                    written: list[Outputs] = []
+                    for place, arrays_there in zip((taken, *places), arrays, strict=True):
+                        written.append(written_at(place, arrays_there, outputs))
+                    return (taken + 1, is_fine, *written)
 
-                return tf.cond(count > 0, take, at_end) if division.ends_together else take()
+                if division.ends_together:
+                    return tf.cond(count > 0, take, at_end)
+                return take()
 
             if not source.may_end or division.ends_together:
                 with tf.control_dependencies(began):
                     element = next(iterator)
-                return on(element)
+                return step_on(element)
             with tf.control_dependencies(began):
                 element = iterator.get_next_as_optional()
-            return tf.cond(element.has_value(), lambda: on(element.get_value()), at_end)
+            return tf.cond(element.has_value(), lambda: step_on(element.get_value()), at_end)
 
         return body
 
@@ -329,7 +347,9 @@ class SplitLoop:
     """
 
     def __init__(self, plain: Callable[[], Any], last: Any, *, stop_at_nan: bool) -> None:
-        self._plain, self._last, self._stop_at_nan = plain, last, stop_at_nan
+        self._plain = plain
+        self._last = last
+        self._stop_at_nan = stop_at_nan
 
     def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
         """Take the steps of `plan`; the last one is recorded, whatever their schedule says."""
@@ -341,23 +361,21 @@ class SplitLoop:
             if parts[0].num_steps < before or not is_fine:
                 return parts[0]
         last = self._last(iterator, plan._replace(number=min(plan.number, 1)))
-        own = {name: value for name, value in last.values.items() if name not in _OF_EACH_STEP}
-        records = [(before, tf.nest.map_structure(operator.itemgetter(0), own))] if last.num_steps else []
         parts.append(last)
+        records: list[tuple[int, Outputs]] = []
+        if last.num_steps:
+            recorded = {name: value for name, value in last.values.items() if name not in _OF_EACH_STEP}
+            records.append((before, tf.nest.map_structure(operator.itemgetter(0), recorded)))
         values: dict[str, Any] = {}
         for name in _OF_EACH_STEP:
             found = [part.values[name] for part in parts if part.num_steps and name in part.values]
             if found:
                 values[name] = np.concatenate(found)
-        return LoopResult(
-            sum(part.num_steps for part in parts),
-            np.concatenate([part.losses for part in parts]),
-            np.concatenate([part.examples for part in parts]),
-            values,
-            last.data_ended,
-            sum(part.repeated_steps for part in parts),
-            records,
-        )
+        losses = np.concatenate([part.losses for part in parts])
+        examples = np.concatenate([part.examples for part in parts])
+        num_steps = sum(part.num_steps for part in parts)
+        repeated_steps = sum(part.repeated_steps for part in parts)
+        return LoopResult(num_steps, losses, examples, values, last.data_ended, repeated_steps, records)
 
 
 def now_after(values: Any) -> tf.Tensor:
@@ -386,14 +404,17 @@ def written_at(place: tf.Tensor, arrays: Outputs, outputs: Outputs) -> Outputs:
     return tf.nest.map_structure(lambda array, value: array.write(place, value), arrays, chosen)
 
 
-def _stacked(arrays: Outputs, specs: Outputs, taken: tf.Tensor) -> Outputs:
+def _stack(arrays: Outputs, specs: Outputs, taken: tf.Tensor) -> Outputs:
     """Return the outputs of the steps, `[steps, ...]`; empty if no step was taken."""
 
-    def stacked(array: tf.TensorArray, spec: tf.TensorSpec) -> tf.Tensor:
+    def stack(array: tf.TensorArray, spec: tf.TensorSpec) -> tf.Tensor:
         if spec.shape.is_fully_defined():
             return array.stack()
         # TensorFlow cannot stack an array without elements if their shape is not fully known.
-        nothing = tf.zeros([0, *(size or 0 for size in spec.shape.as_list())] if spec.shape.rank else [0], spec.dtype)
+        shape = [0]
+        if spec.shape.rank is not None:
+            shape += [size or 0 for size in spec.shape.as_list()]  # 0 in place of a size that is not known
+        nothing = tf.zeros(shape, spec.dtype)
         return tf.cond(taken > 0, array.stack, lambda: nothing)
 
-    return tf.nest.map_structure(stacked, arrays, specs)
+    return tf.nest.map_structure(stack, arrays, specs)

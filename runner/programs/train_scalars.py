@@ -71,45 +71,87 @@ def replica_scalars(
     Raises:
       ValueError: model_fn logs a value under the name of a metric.
     """
-    metrics, values = metrics or {}, logged.values if logged is not None else {}
+    metrics = metrics or {}
+    values: Mapping[str, Any] = {}
+    shown: Iterable[str] = ()
+    if logged is not None:
+        values = logged.values
+        shown = logged.on_progress
     if not summaries and not metrics and not values:
         return ReplicaScalars()
-    twice = next((name for name in values if name in metrics), None)
-    if twice is not None:
-        raise ValueError(
-            f"runner.log({{{twice!r}: ...}}): eval_metric_ops has a metric of this name, and both are reported as "
-            f"train/{twice}. Rename one of them."
-        )
+    _check_names_differ(metrics, values)
+    reported_metrics = _without_reserved(metrics)
+    reported_values = _without_reserved(values)
     count = tf.cast(replica.weights.counts[replica.index], tf.float64)
-
-    def present(total: tf.Tensor, weight: tf.Tensor) -> Sum:
-        """Return the sum with weight 0 if the replica has no example, because its batch is then a placeholder."""
-        # Chosen, not multiplied by 0: a value of the placeholder may be NaN, and stays NaN then.
-        zero = tf.zeros([], tf.float64)
-        return tf.where(count > 0, tf.reshape(total, []), zero), tf.where(count > 0, tf.reshape(weight, []), zero)
-
-    def of_scalar(value: tf.Tensor) -> Sum:
-        value = tf.cast(value, tf.float64)
-        if replica.num_replicas == 1:
-            return tf.reshape(value, []), tf.ones([], tf.float64)  # divided by weight 1, so the value stays the same
-        return present(value * count, count)
-
-    def of_metric(metric: tf.Tensor) -> Sum:
-        total, weight = sum_and_weight(metric, count)
-        return present(tf.cast(total, tf.float64), tf.cast(weight, tf.float64))
-
-    chosen = {name: metric for name, metric in metrics.items() if name not in RESERVED}
-    reported = {name: value for name, value in values.items() if name not in RESERVED}
-    written = {name: f"eval_metric_ops[{name!r}]" for name in metrics}
-    written |= {name: f"runner.log({{{name!r}: ...}})" for name in values}
+    summary_sums: dict[str, Sum] = {}
+    for summary in summaries:
+        summary_sums[summary.key] = _sum_of_scalar(summary.value, count, replica)
+    metric_sums: dict[str, Sum] = {}
+    for name, metric in reported_metrics.items():
+        if tf.is_tensor(metric):
+            metric_sums[name] = _sum_of_metric(metric, count)
+    logged_sums: dict[str, Sum] = {}
+    for name, value in reported_values.items():
+        if value.shape.rank == 0:
+            logged_sums[name] = _sum_of_scalar(value, count, replica)
+        else:
+            logged_sums[name] = _sum_of_metric(value, count)
     return ReplicaScalars(
-        {one.key: of_scalar(one.value) for one in summaries},
-        {name: of_metric(metric) for name, metric in chosen.items() if tf.is_tensor(metric)},
-        chosen,
-        {name: written[name] for name in RESERVED if name in written},
-        {name: of_scalar(one) if one.shape.rank == 0 else of_metric(one) for name, one in reported.items()},
-        [name for name in (logged.on_progress if logged is not None else ()) if name in reported],
+        summary_sums=summary_sums,
+        metric_sums=metric_sums,
+        metrics=reported_metrics,
+        left_out=_reserved_among(metrics, values),
+        logged_sums=logged_sums,
+        on_progress=[name for name in shown if name in reported_values],
     )
+
+
+def _check_names_differ(metrics: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise ValueError if a logged value has the name of a metric."""
+    for name in values:
+        if name in metrics:
+            raise ValueError(
+                f"runner.log({{{name!r}: ...}}): eval_metric_ops has a metric of this name, and both are reported as "
+                f"train/{name}. Rename one of them."
+            )
+
+
+def _without_reserved(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in RESERVED}
+
+
+def _reserved_among(metrics: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+    """Return name -> how model_fn wrote it, of metrics and logged values whose name the runner itself reports."""
+    written: dict[str, str] = {}
+    for name in RESERVED:
+        if name in metrics:
+            written[name] = f"eval_metric_ops[{name!r}]"
+        elif name in values:
+            written[name] = f"runner.log({{{name!r}: ...}})"
+    return written
+
+
+def _sum_of_scalar(value: tf.Tensor, count: tf.Tensor, replica: Replica) -> Sum:
+    """Return the sum of a scalar that stands for each of the replica's `count` examples."""
+    value = tf.cast(value, tf.float64)
+    if replica.num_replicas == 1:
+        return tf.reshape(value, []), tf.ones([], tf.float64)  # divided by weight 1, so the value stays the same
+    return _sum_if_present(value * count, count, count)
+
+
+def _sum_of_metric(metric: tf.Tensor, count: tf.Tensor) -> Sum:
+    """Return the sum of a metric, one value or one for each of the replica's `count` examples."""
+    total, weight = sum_and_weight(metric, count)
+    return _sum_if_present(tf.cast(total, tf.float64), tf.cast(weight, tf.float64), count)
+
+
+def _sum_if_present(total: tf.Tensor, weight: tf.Tensor, count: tf.Tensor) -> Sum:
+    """Return the sum with weight 0 if the replica has no example, because its batch is then a placeholder."""
+    # Chosen, not multiplied by 0: a value of the placeholder may be NaN, and stays NaN then.
+    zero = tf.zeros([], tf.float64)
+    present_total = tf.where(count > 0, tf.reshape(total, []), zero)
+    present_weight = tf.where(count > 0, tf.reshape(weight, []), zero)
+    return present_total, present_weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +203,11 @@ class StepScalars:
         may_lack: bool = False,
     ) -> None:
         first = replicas[0]
-        self._replicas, self._may_lack = replicas, may_lack
-        self.summaries: Mapping[str, SummaryScalar] = {one.key: one for one in summaries}
+        self._replicas = replicas
+        self._may_lack = may_lack
+        self.summaries: Mapping[str, SummaryScalar] = {summary.key: summary for summary in summaries}
         own = {**first.metrics, **first.logged_sums}
-        self.values: Mapping[str, tf.Tensor] = {name: one for name, one in values.items() if name not in own}
+        self.values: Mapping[str, tf.Tensor] = {name: value for name, value in values.items() if name not in own}
         self._summed = list(first.step_sums)
         self.metrics: Sequence[str] = [*self._summed, *self.values]
         self.is_at_step = np.array([name not in first.metric_sums for name in self.metrics], bool)
@@ -178,33 +221,37 @@ class StepScalars:
 
         A summary without a condition or a step of its own has None there.
         """
-        ones = self.summaries.values()
-        sums = self._sums(self.summaries, [one.summary_sums for one in self._replicas])
-        return [sums, [one.condition for one in ones], [one.step for one in ones]]
+        sums = _sums_of_replicas(self.summaries, [scalars.summary_sums for scalars in self._replicas])
+        conditions = []
+        steps = []
+        for summary in self.summaries.values():
+            conditions.append(summary.condition)
+            steps.append(summary.step)
+        return [sums, conditions, steps]
 
     @property
     def metric_tensors(self) -> list[Any]:
         """Return what each step fetches: sums of the replicas, and `values`."""
-        return [self._sums(self._summed, [one.step_sums for one in self._replicas]), list(self.values.values())]
-
-    def _sums(self, keys: Iterable[str], replicas: Sequence[Mapping[str, Sum]]) -> list[list[Sum]]:
-        return [[sums[key] for sums in replicas if key in sums] for key in keys]
+        sums = _sums_of_replicas(self._summed, [scalars.step_sums for scalars in self._replicas])
+        return [sums, list(self.values.values())]
 
     def packed_summaries(self, fetched: Sequence[Any]) -> tf.Tensor:
         """Return the values of `summary_tensors` as one float64 vector: sums, weights, conditions, steps."""
         sums, conditions, steps = fetched
-        totals, weights = _added(sums)
-        is_recorded = [tf.constant(1.0, tf.float64) if one is None else in_float64(one) for one in conditions]
-        at = [tf.constant(-1.0, tf.float64) if one is None else in_float64(one) for one in steps]
-        return tf.stack([*totals, *weights, *is_recorded, *at])
+        totals, weights = _add_replicas(sums)
+        is_recorded = [_in_float64_or(condition, 1.0) for condition in conditions]
+        at_step = [_in_float64_or(step, -1.0) for step in steps]
+        return tf.stack([*totals, *weights, *is_recorded, *at_step])
 
     def packed_metrics(self, fetched: Sequence[Any]) -> tf.Tensor:
         """Return the values of `metric_tensors` as one float64 vector: sums, then weights."""
-        totals, weights = _added(fetched[0])
+        totals, weights = _add_replicas(fetched[0])
         values = in_float64(fetched[1])
-        one, zero = tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64)
-        is_there = [tf.where(tf.math.is_nan(value), zero, one) if self._may_lack else one for value in values]
+        one = tf.constant(1.0, tf.float64)
+        zero = tf.constant(0.0, tf.float64)
+        is_there = [one] * len(values)
         if self._may_lack:
+            is_there = [tf.where(tf.math.is_nan(value), zero, one) for value in values]
             values = [tf.where(tf.math.is_nan(value), zero, value) for value in values]
         return tf.stack([*totals, *values, *weights, *is_there])
 
@@ -212,8 +259,11 @@ class StepScalars:
 
     def summary_sums(self, packed: np.ndarray) -> dict[str, tuple[float, float]]:
         """Return key -> (sum, weight), unpacked from the vector that `packed_summaries` made."""
-        sums, weights, _, _ = np.split(packed, 4)
-        return {key: (float(sums[n]), float(weights[n])) for n, key in enumerate(self.summaries)}
+        totals, weights, _, _ = np.split(packed, 4)
+        sums: dict[str, tuple[float, float]] = {}
+        for key, total, weight in zip(self.summaries, totals, weights, strict=True):
+            sums[key] = (float(total), float(weight))
+        return sums
 
     def summaries_of(
         self, packed: np.ndarray, totals: Mapping[str, tuple[float, float]], step: int
@@ -227,11 +277,14 @@ class StepScalars:
         """
         _, _, conditions, steps = np.split(packed, 4)
         recorded = []
-        for number, (key, one) in enumerate(self.summaries.items()):
+        for number, (key, summary) in enumerate(self.summaries.items()):
             total, weight = totals[key]
-            if conditions[number] and weight:
-                own = int(steps[number])
-                recorded.append((step if own < 0 else own, _summary_value(one, total / weight)))
+            if not conditions[number] or not weight:
+                continue
+            at_step = int(steps[number])
+            if at_step < 0:  # the summary names no step
+                at_step = step
+            recorded.append((at_step, _summary_value(summary, total / weight)))
         return recorded
 
 
@@ -257,36 +310,65 @@ class Fetched:
         examples: Sequence[tf.Tensor],
     ) -> None:
         self._pack = {"metrics": scalars.packed_metrics, "scalars": scalars.packed_summaries}
-        tensors_of: dict[str, list[Any]] = {"metrics": scalars.metric_tensors, "fetches": list(fetches)}
-        tensors_of["examples"] = list(examples)
+        tensors_of: dict[str, list[Any]] = {
+            "metrics": scalars.metric_tensors,
+            "fetches": list(fetches),
+            "examples": list(examples),
+        }
         if summaries is not None:
-            images = [one.value for one in summaries.images]
-            tensors_of |= {"scalars": scalars.summary_tensors, "protos": list(summaries.protos), "images": images}
+            tensors_of["scalars"] = scalars.summary_tensors
+            tensors_of["protos"] = list(summaries.protos)
+            tensors_of["images"] = [image.value for image in summaries.images]
         self.tensors = {name: tensors for name, tensors in tensors_of.items() if tf.nest.flatten(tensors)}
         sizes = {"metrics": 2 * len(scalars.metrics), "scalars": 4 * len(scalars.summaries)}
-        self.specs = {
-            name: tf.TensorSpec([sizes[name]], tf.float64)
-            if name in sizes
-            else [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
-            for name, tensors in self.tensors.items()
-        }
+        self.specs: dict[str, Any] = {}
+        for name, tensors in self.tensors.items():
+            if name in sizes:
+                self.specs[name] = tf.TensorSpec([sizes[name]], tf.float64)
+            else:
+                self.specs[name] = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
 
     def packed(self, values: Mapping[str, Sequence[tf.Tensor]]) -> dict[str, Any]:
         """Return the outputs of the step; `values` has the step's value of each of `tensors`."""
-        return {name: self._pack[name](tensors) if name in self._pack else tensors for name, tensors in values.items()}
+        outputs: dict[str, Any] = {}
+        for name, tensors in values.items():
+            pack = self._pack.get(name)
+            outputs[name] = tensors if pack is None else pack(tensors)
+        return outputs
 
 
-def _added(sums: Sequence[Sequence[Sum]]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+def _sums_of_replicas(keys: Iterable[str], replicas: Sequence[Mapping[str, Sum]]) -> list[list[Sum]]:
+    """Return for each key the sums of those replicas that have it."""
+    sums_of_keys: list[list[Sum]] = []
+    for key in keys:
+        sums_of_keys.append([sums[key] for sums in replicas if key in sums])
+    return sums_of_keys
+
+
+def _add_replicas(sums_of_keys: Sequence[Sequence[Sum]]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Return (totals, weights) over the replicas, given for each number the sums of those replicas that have it."""
-    added = [[tf.add_n(in_float64(each)) for each in zip(*of_replicas, strict=True)] for of_replicas in sums]
-    return [total for total, _ in added], [weight for _, weight in added]
+    totals: list[tf.Tensor] = []
+    weights: list[tf.Tensor] = []
+    for sums in sums_of_keys:
+        own_totals, own_weights = zip(*sums, strict=True)
+        totals.append(tf.add_n(in_float64(own_totals)))
+        weights.append(tf.add_n(in_float64(own_weights)))
+    return totals, weights
 
 
-def _summary_value(one: SummaryScalar, value: float) -> tf.compat.v1.Summary.Value:
-    if not one.metadata:
-        return tf.compat.v1.Summary.Value(tag=one.tag, simple_value=value)
-    metadata = tf.compat.v1.SummaryMetadata.FromString(one.metadata)
-    return tf.compat.v1.Summary.Value(tag=one.tag, metadata=metadata, tensor=tf.make_tensor_proto(value, tf.float32))
+def _in_float64_or(value: Any, default: float) -> tf.Tensor:
+    """Return a scalar of the graph as a float64 one; `default` in place of None."""
+    if value is None:
+        return tf.constant(default, tf.float64)
+    return in_float64(value)
+
+
+def _summary_value(summary: SummaryScalar, value: float) -> tf.compat.v1.Summary.Value:
+    if not summary.metadata:
+        return tf.compat.v1.Summary.Value(tag=summary.tag, simple_value=value)
+    metadata = tf.compat.v1.SummaryMetadata.FromString(summary.metadata)
+    tensor = tf.make_tensor_proto(value, tf.float32)
+    return tf.compat.v1.Summary.Value(tag=summary.tag, metadata=metadata, tensor=tensor)
 
 
 def over_workers(sums: Mapping[str, Pair], keys: Sequence[str], collectives: Collectives) -> Mapping[str, Pair]:
@@ -299,8 +381,13 @@ def over_workers(sums: Mapping[str, Pair], keys: Sequence[str], collectives: Col
     """
     if collectives.num_workers == 1:
         return sums
-    flat = collectives.sum([one for key in keys for one in sums.get(key, (0.0, 0.0))])
-    return dict(zip(keys, zip(flat[::2], flat[1::2], strict=True), strict=True))
+    flat: list[float] = []
+    for key in keys:
+        flat += sums.get(key, (0.0, 0.0))
+    over_all = collectives.sum(flat)
+    totals = over_all[::2]
+    weights = over_all[1::2]
+    return dict(zip(keys, zip(totals, weights, strict=True), strict=True))
 
 
 class TrainWindow:
@@ -320,9 +407,9 @@ class TrainWindow:
     def __init__(self, names: Sequence[str], every: int | None) -> None:
         self.names = names
         self._every = every
-        self._sums = self._nothing()  # all sums, then all weights
+        self._sums = self._zeros()  # all sums, then all weights
 
-    def _nothing(self) -> np.ndarray:
+    def _zeros(self) -> np.ndarray:
         return np.zeros(2 * len(self.names))
 
     def cut(self, steps: np.ndarray, rows: np.ndarray, *, has_first_point: bool) -> tuple[list[int], np.ndarray]:
@@ -360,13 +447,15 @@ class TrainWindow:
         if collectives.num_workers > 1:
             totals = np.array(collectives.sum(self._sums.tolist()))
             # As after a resume, so that the sums of a resumed run are the same to the last bit.
-            self._sums = totals if collectives.is_chief else self._nothing()
+            self._sums = totals if collectives.is_chief else self._zeros()
         sums, weights = np.split(self._sums, 2)
         numbers: dict[str, list[float]] = {}
         for name, total, weight in zip(self.names, sums.tolist(), weights.tolist(), strict=True):
             if weight:
                 numbers[name] = [total, weight]
-        return {"every": self._every, "numbers": numbers} if numbers else {}
+        if not numbers:
+            return {}
+        return {"every": self._every, "numbers": numbers}
 
     def restore(self, state: Mapping[str, Any], *, is_chief: bool) -> None:
         """Go on with the sums of a checkpoint; the chief has those of all workers.
@@ -375,7 +464,7 @@ class TrainWindow:
           state: as `state` returned it; empty: the checkpoint has none. Sums that were cut at other steps are left out.
           is_chief: this worker is the chief.
         """
-        self._sums = self._nothing()
+        self._sums = self._zeros()
         is_cut_alike = bool(state) and state["every"] == self._every
         if not is_chief or not is_cut_alike:
             return
