@@ -15,7 +15,7 @@ from typing import Any
 from runner.config.schema import SEED_BITS, CheckpointConfig, Config, TrackingConfig, setting_at
 from runner.config.settings.limits import check_fields
 from runner.config.settings.metric_rules import KeepBest as KeepBest
-from runner.config.step_range import StepRange
+from runner.config.settings.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
 from runner.remote.mirror import local_folder, mirror_of, remote_dir

@@ -32,7 +32,7 @@ from runner.config.saved_config import FILE
 from runner.config.schema import PREDICTION_FORMATS, Config, WarmStartConfig
 from runner.config.settings.limits import as_typed
 from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceLROnPlateau
-from runner.config.step_range import parse_step_range
+from runner.config.settings.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
 from runner.system.files import place_of, read_json
 from runner.system.redaction import masked_value
