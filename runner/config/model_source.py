@@ -45,7 +45,8 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
     if is_classic == "auto":
         is_classic = classic_use is not None
     keras_use = _first(uses, _OF_TF_KERAS)
-    if keras_use is None and model.keras == "auto" and is_classic and not imports_keras:
+    is_undecided = model.keras == "auto" and keras_use is None
+    if is_undecided and is_classic and not imports_keras:
         # What was written for tf.estimator means Keras 2 by `tf.keras`.
         keras_use = _first(uses, ("keras",))
     keras = _decide_keras(model.keras, keras_use, env)
