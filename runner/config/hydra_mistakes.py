@@ -255,9 +255,10 @@ def _check_path(key: str, value: Any, at: str, node: Any, where: str) -> None:
         if name not in node:
             owner = ".".join([at, *path[:depth]])
             shown = masked_override(f"{key}={as_typed(value)}")
+            hint = did_you_mean(name, node)
+            known = ", ".join(map(str, node))
             raise UnknownKey(
-                f"{shown}: {owner} of {where} has no {name!r}.{did_you_mean(name, node)} "
-                f"Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
+                f"{shown}: {owner} of {where} has no {name!r}.{hint} Declared: {known}. To add one, write +{key}=..."
             )
         node = node[name]
 

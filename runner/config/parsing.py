@@ -82,13 +82,10 @@ def _parse(tree: Mapping[str, Any]) -> Config:
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=vocabularies)
     train_hooks = _hooks("train.hooks", config.train.hooks)
     eval_hooks = _hooks("eval.hooks", config.eval.hooks)
-    config = dataclasses.replace(
-        config,
-        input=inputs,
-        run=dataclasses.replace(config.run, secrets=secrets),
-        train=dataclasses.replace(config.train, warm_start=warm_start, hooks=train_hooks),
-        eval=dataclasses.replace(config.eval, hooks=eval_hooks),
-    )
+    run = dataclasses.replace(config.run, secrets=secrets)
+    train = dataclasses.replace(config.train, warm_start=warm_start, hooks=train_hooks)
+    evaluation = dataclasses.replace(config.eval, hooks=eval_hooks)
+    config = dataclasses.replace(config, input=inputs, run=run, train=train, eval=evaluation)
     check(config)
     return debugged(config)
 

@@ -63,10 +63,9 @@ def _check_options(key: str, strategy: EvalStrategyConfig) -> Iterator[ConfigErr
     allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
     for option, value in vars(strategy).items():
         if option != "name" and value is not None and option not in allowed:
-            yield NoEffect(
-                f"{key}.{option}={value} has no effect with {key}={strategy.name or 'same'}. "
-                f"Its options: {', '.join(allowed) or 'none'}."
-            )
+            chosen = strategy.name or "same"
+            options = ", ".join(allowed) or "none"
+            yield NoEffect(f"{key}.{option}={value} has no effect with {key}={chosen}. Its options: {options}.")
     ops = strategy.cross_device_ops
     if ops is not None and ops not in schema.CROSS_DEVICE_OPS and "." not in ops:
         yield NotAllowed(

@@ -138,6 +138,7 @@ def checkpoint_in(key: str, config: Config) -> str | None:
         return str(model_dir / _best_in(key, config, list(by_step.values())))
     candidates = [Path(chosen), model_dir / chosen]
     if chosen.isdecimal() and int(chosen) in by_step:
+        # First: a number is a step, even where a file has that name.
         candidates.insert(0, model_dir / by_step[int(chosen)])
     for path in candidates:
         if Path(f"{path}.index").is_file():
@@ -281,7 +282,7 @@ def _check_train_input(config: Config) -> Iterator[ConfigError]:
         return
     block = config.input.train
     if block.options.deterministic is False:
-        for key, value in _asks_for_exact_resume(config, "counted"):
+        for key, value in _settings_that_need_order(config, "counted"):
             yield Conflict(
                 f"input.train.options.deterministic=false with {key}={value}: the examples come in a different order "
                 "each time. Unset one of them."
@@ -299,12 +300,12 @@ def _check_train_input(config: Config) -> Iterator[ConfigError]:
         yield Conflict(f"{given} does not work with strategy={strategy}, whose replicas share one batch. Unset it.")
 
 
-def _asks_for_exact_resume(config: Config, input_state: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of each setting that is contradicted by an input whose order varies.
+def _settings_that_need_order(config: Config, input_state: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) of each setting that asks for an exact resume, which an input whose order varies cannot give.
 
     Args:
       config: the config.
-      input_state: the `checkpoint.input_state` that it contradicts.
+      input_state: the value of `checkpoint.input_state` that counts as such.
     """
     if config.run.deterministic:
         yield "run.deterministic", "true"
@@ -327,7 +328,7 @@ def _check_data_service(config: Config) -> Iterator[ConfigError]:
         yield Empty("input.train.service.job_name='' is empty. Use a name, or null.")
     if not service.address or config.command not in schema.TRAINING_COMMANDS:
         return
-    for key, value in _asks_for_exact_resume(config, "saved"):
+    for key, value in _settings_that_need_order(config, "saved"):
         yield Conflict(
             f"input.train.service.address={service.address} with {key}={value}: a service returns elements in no "
             "fixed order, and has no position to save. Unset one of them."
