@@ -242,7 +242,7 @@ def _order_in_graph(stage: Any) -> str:
     variant = tf.nest.flatten(stage, expand_composites=True)[0]
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
-    orders = [node.attr["deterministic"].s.decode() for node in graph.node if "deterministic" in node.attr]
+    orders: list[str] = [node.attr["deterministic"].s.decode() for node in graph.node if "deterministic" in node.attr]
     if not orders:
         return "unknown"
     for order in orders:
@@ -260,7 +260,7 @@ def _bytes_in_memory(leaf: tf.data.Dataset) -> int:
 
 
 def _bytes_of(spec: Any) -> int:
-    size = 256 if spec.dtype == tf.string else spec.dtype.size or 0
+    size: int = 256 if spec.dtype == tf.string else spec.dtype.size or 0
     num_elements: int = spec.shape.num_elements() or 1
     return size * num_elements
 
