@@ -156,8 +156,10 @@ def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
     if unknown:
         flag = unknown[0]
         after = words[words.index(flag) + 1 :]
-        has_value = bool(after) and "=" not in after[0] and not after[0].startswith("-")
-        raise unknown_flag(flag, after[0] if has_value else "")
+        value = ""
+        if after and "=" not in after[0] and not after[0].startswith("-"):
+            value = after[0]
+        raise unknown_flag(flag, value)
     return args, [word for word in words if word not in args.overrides]
 
 

@@ -109,8 +109,9 @@ def _locate_in_main(key: str, name: str, default: str) -> Location:
     if not hasattr(main, first):
         hint = did_you_mean(first, [other for other in dir(main) if not other.startswith("_")])
         raise UserCodeError(f"{key}={name}: this notebook or script has no {first!r}.{hint} Run the cell that has it.")
-    file = getattr(main, "__file__", None)
-    return Location(_MAIN, attribute, Path(file) if file else None)
+    path = getattr(main, "__file__", None)  # a notebook has none
+    file = Path(path) if path else None
+    return Location(_MAIN, attribute, file)
 
 
 def load(key: str, name: str, default: str) -> Callable[..., Any]:
