@@ -60,9 +60,19 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_BLOCK = next(one for one in ast.parse(Path(__file__).read_text()).body if isinstance(one, ast.If))
-_HOMES = {one.names[0].name: one.module for one in _BLOCK.body if isinstance(one, ast.ImportFrom) and one.module}
-"""Public name -> its module."""
+
+def _read_homes() -> dict[str, str]:
+    """Return public name -> its module, from the imports above."""
+    tree = ast.parse(Path(__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    homes = {}
+    for node in block.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            homes[node.names[0].name] = node.module
+    return homes
+
+
+_HOMES = _read_homes()
 
 __all__ = sorted(_HOMES)
 

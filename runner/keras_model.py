@@ -86,7 +86,10 @@ def named_by_inputs(model: Any, features: Any) -> Any:
         return features
     # A Sequential that has not been called has no `input`, but one entry in `inputs`.
     inputs = model.input if hasattr(model, "input") else model.inputs[0]
-    names = list(inputs) if isinstance(inputs, Mapping) else [tensor.name for tensor in model.inputs]
+    if isinstance(inputs, Mapping):
+        names = list(inputs)
+    else:
+        names = [tensor.name for tensor in model.inputs]
     if not set(names) <= set(features):
         return features
     if isinstance(inputs, Mapping):
@@ -125,12 +128,13 @@ def loss_and_metrics(model: Any, batch: Batch, *, training: bool) -> tuple[Any, 
     if type(model).metrics is sys.modules["keras"].Model.metrics:
         # Keras's own mean of the loss, from which a perplexity may be computed.
         mean_loss, *_ = model.metrics
-        first, *_ = [one for one in tf.nest.flatten(batch.features) if one is not None]
+        first, *_ = [feature for feature in tf.nest.flatten(batch.features) if feature is not None]
         mean_loss.update_state(loss, sample_weight=tf.shape(first)[0])
     returned = model.compute_metrics(*batch)
     # The values are functions of the metrics' variables, which these operations write. Writes have no outputs.
     made = graph.get_operations()[before:]
-    update = tf.group(*(one for one in made if not one.outputs))
+    writes = [operation for operation in made if not operation.outputs]
+    update = tf.group(*writes)
     pairs: dict[str, Any] = {}
     for name, value in returned.items():
         pairs[name] = tf.convert_to_tensor(value), update

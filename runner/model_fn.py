@@ -137,14 +137,17 @@ class ModelFn:
         declared = declared_arguments(self.fn)
         unknown = [name for name in declared if name not in _ACCEPTED]
         if "features" not in declared:
-            raise ValueError(f"{self.name} takes no argument 'features'; it takes: {', '.join(declared) or 'nothing'}.")
+            taken = ", ".join(declared) or "nothing"
+            raise ValueError(f"{self.name} takes no argument 'features'; it takes: {taken}.")
         if unknown:
             raise ValueError(
                 f"{self.name} takes arguments that the runner does not fill: {', '.join(unknown)}. "
                 f"Allowed are {', '.join(_ACCEPTED)}; give others a default, or put them into params."
             )
         if self.params and "params" not in declared:
-            given = ", ".join(map(str, self.params)) if isinstance(self.params, Mapping) else repr(self.params)
+            given = repr(self.params)
+            if isinstance(self.params, Mapping):
+                given = ", ".join(map(str, self.params))
             raise ValueError(f"{self.name} has no argument 'params', but params were given: {given}. Add the argument.")
 
     @property
@@ -176,7 +179,9 @@ class ModelFn:
           MissingFeatureError: model_fn reads a feature that the input does not have.
         """
         declared = declared_arguments(self.fn)
-        labels, sample_weight = labels if isinstance(labels, WeightedLabels) else (labels, None)
+        sample_weight = None
+        if isinstance(labels, WeightedLabels):
+            labels, sample_weight = labels
         if labels is not None and "labels" not in declared and mode != ModeKeys.PREDICT:
             raise ValueError(
                 f"The input function returns (features, labels), but {self.name} has no argument 'labels'. Add it, or "
@@ -190,20 +195,25 @@ class ModelFn:
             "config": self.config,
             "sample_weight": sample_weight,
         }
-        # A hook may have it evaluated or exported: then model_fn does not log to the run that calls the hook.
-        with user_code(self.fn), contextlib.nullcontext() if mode == ModeKeys.TRAIN else logging_to(None):
-            explaining_inputs = self._explaining_inputs(features, labels, mode, "labels" in declared)
-            takes_weights = sample_weight is None or "sample_weight" in declared
-            with naming_repeated_tokens(), explaining_inputs, self._explaining_weights(takes_weights=takes_weights):
-                result = self.fn(**{name: available[name] for name in declared})
-            if hasattr(result, "as_runner_spec"):  # a spec of tf.estimator, which may call functions of the model
+        arguments = {name: available[name] for name in declared}
+        takes_weights = sample_weight is None or "sample_weight" in declared
+        explaining_inputs = self._explaining_inputs(features, labels, mode, "labels" in declared)
+        explaining_weights = self._explaining_weights(takes_weights=takes_weights)
+        logs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if mode != ModeKeys.TRAIN:
+            # A hook may have it evaluated or exported: then model_fn does not log to the run that calls the hook.
+            logs = logging_to(None)
+        with user_code(self.fn), logs:
+            with naming_repeated_tokens(), explaining_inputs, explaining_weights:
+                returned = self.fn(**arguments)
+            if hasattr(returned, "as_runner_spec"):  # a spec of tf.estimator, which may call functions of the model
                 with self.operators():
-                    result = result.as_runner_spec(mode)
-            if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
-                result = spec_of_keras_model(result, features, labels, mode, sample_weight)
+                    returned = returned.as_runner_spec(mode)
+            if "keras" in sys.modules and isinstance(returned, sys.modules["keras"].Model):
+                returned = spec_of_keras_model(returned, features, labels, mode, sample_weight)
             elif not takes_weights:
-                raise self._without_weights(f", which returns {type(result).__name__},")
-            return _validated(result, mode, self.name)
+                raise self._without_weights(f", which returns {type(returned).__name__},")
+            return _checked_spec(returned, mode, self.name)
 
     @contextlib.contextmanager
     def _explaining_weights(self, *, takes_weights: bool) -> Iterator[None]:
@@ -230,7 +240,8 @@ class ModelFn:
             yield
         except KeyError as error:
             if isinstance(features, Mapping) and _reads_item_of(features, error):
-                name, names = error.args[0], ", ".join(map(str, features))
+                name = error.args[0]
+                names = ", ".join(map(str, features))
                 hint = did_you_mean(str(name), map(str, features))
                 missing = MissingFeatureError(
                     f"{self.name} reads features[{name!r}], which the input does not return.{hint} It returns: {names}."
@@ -238,8 +249,9 @@ class ModelFn:
                 raise missing.with_traceback(error.__traceback__) from error
             raise
         except Exception as error:
+            lacks_labels = labels is None and takes_labels and mode != ModeKeys.PREDICT
             # Labels may be None on purpose (an autoencoder), so the error is the user's own, and this only a remark.
-            if labels is None and takes_labels and mode != ModeKeys.PREDICT and _uses_missing_labels(error):
+            if lacks_labels and _uses_missing_labels(error):
                 error.add_note(
                     f"labels is None here: the input returns features without labels in mode {mode!r}. If {self.name} "
                     "needs labels, make each element of the input function's dataset a pair (features, labels)."
@@ -345,49 +357,77 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sampl
     loss, metrics = keras_model.loss_and_metrics(model, batch, training=is_training)
     of_user = {name: metric for name, metric in metrics.items() if name not in _RESERVED_METRICS}
     spec = EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=of_user)
-    return spec._replace(optimizer=model.optimizer) if is_training else spec
+    if is_training:
+        return spec._replace(optimizer=model.optimizer)
+    return spec
 
 
-def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
+def _checked_spec(spec: Any, mode: str, name: str) -> EstimatorSpec:
+    """Return what a model_fn returned, with its loss and its predictions as tensors.
+
+    Args:
+      spec: the returned object.
+      mode: the mode that the model_fn was called with.
+      name: the name of the model_fn, for messages.
+
+    Raises:
+      ValueError: it is no EstimatorSpec, or lacks what the mode needs.
+      TypeError: its `train_op` runs nothing.
+    """
     if not isinstance(spec, EstimatorSpec):
-        if "tf_keras" in sys.modules and isinstance(spec, sys.modules["tf_keras"].Model):
-            raise ValueError(
-                f"{name} returned the {type(spec).__name__} {spec.name!r}, a model of Keras 2 (tf_keras). Call it, or "
-                "its compute_loss, in model_fn and return an EstimatorSpec with its loss; or pass a compiled one to "
-                "tf.keras.estimator.model_to_estimator."
-            )
-        raise ValueError(
-            f"{name} returned {type(spec).__name__}. It must return an EstimatorSpec or a compiled keras.Model."
-        )
+        raise _without_spec(spec, name)
     if spec.mode != mode:
         raise ValueError(f"{name} was called with mode={mode!r} and returned a spec of mode {spec.mode!r}.")
     if mode == ModeKeys.PREDICT:
-        if spec.predictions is None:
-            raise ValueError(f"{name} returned predictions=None in PREDICT. PREDICT needs predictions.")
-        spec = dataclasses.replace(spec, predictions=tf.nest.map_structure(_value_of_variable, spec.predictions))
-        wrong = {type(value).__name__ for value in tf.nest.flatten(spec.predictions) if not tf.is_tensor(value)}
-        if wrong:
-            raise ValueError(
-                f"{name} returned predictions of type {', '.join(sorted(wrong))} in PREDICT. "
-                "Return a tensor or a dict of tensors, each [batch, ...]."
-            )
-        return spec
+        return dataclasses.replace(spec, predictions=_checked_predictions(spec.predictions, name))
     if spec.loss is None:
         needs = "loss and train_op or optimizer" if mode == ModeKeys.TRAIN else "loss"
         raise ValueError(f"{name} returned loss=None in {mode.upper()}. {mode.upper()} needs {needs}.")
     if mode == ModeKeys.TRAIN:
-        if spec.train_op is None and spec.optimizer is None:
-            raise ValueError(f"{name} returned train_op=None in TRAIN. TRAIN needs loss and train_op or optimizer.")
-        if spec.train_op is not None and spec.optimizer is not None:
-            raise ValueError(f"{name} returned both train_op and optimizer in TRAIN. Return only one of them.")
-        if not all(runs(one) for one in tf.nest.flatten(spec.train_op, expand_composites=True) if one is not None):
+        _check_update(spec, name)
+    else:
+        _check_metrics(spec.eval_metric_ops or {}, name)
+    return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
+
+
+def _without_spec(returned: Any, name: str) -> ValueError:
+    """Return the error for what a model_fn `name` returned in place of a spec."""
+    if "tf_keras" in sys.modules and isinstance(returned, sys.modules["tf_keras"].Model):
+        return ValueError(
+            f"{name} returned the {type(returned).__name__} {returned.name!r}, a model of Keras 2 (tf_keras). Call it, "
+            "or its compute_loss, in model_fn and return an EstimatorSpec with its loss; or pass a compiled one to "
+            "tf.keras.estimator.model_to_estimator."
+        )
+    return ValueError(
+        f"{name} returned {type(returned).__name__}. It must return an EstimatorSpec or a compiled keras.Model."
+    )
+
+
+def _checked_predictions(predictions: Any, name: str) -> Any:
+    if predictions is None:
+        raise ValueError(f"{name} returned predictions=None in PREDICT. PREDICT needs predictions.")
+    predictions = tf.nest.map_structure(_value_of_variable, predictions)
+    wrong = {type(value).__name__ for value in tf.nest.flatten(predictions) if not tf.is_tensor(value)}
+    if wrong:
+        raise ValueError(
+            f"{name} returned predictions of type {', '.join(sorted(wrong))} in PREDICT. "
+            "Return a tensor or a dict of tensors, each [batch, ...]."
+        )
+    return predictions
+
+
+def _check_update(spec: EstimatorSpec, name: str) -> None:
+    """Check what a spec has for the update of the model: `train_op` or `optimizer`."""
+    if spec.train_op is None and spec.optimizer is None:
+        raise ValueError(f"{name} returned train_op=None in TRAIN. TRAIN needs loss and train_op or optimizer.")
+    if spec.train_op is not None and spec.optimizer is not None:
+        raise ValueError(f"{name} returned both train_op and optimizer in TRAIN. Return only one of them.")
+    for value in tf.nest.flatten(spec.train_op, expand_composites=True):
+        if value is not None and not runs(value):
             raise TypeError(
                 f"{name} returned train_op={spec.train_op!r} in TRAIN, which runs nothing. Return an operation or a "
                 "tensor, such as the result of minimize(loss, tf.compat.v1.train.get_global_step())."
             )
-    else:
-        _check_metrics(spec.eval_metric_ops or {}, name)
-    return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
 
 
 def _value_of_variable(value: Any) -> Any:
@@ -404,10 +444,14 @@ def runs(value: Any) -> bool:
 
 
 def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
-    is_number = isinstance(loss, (tf.Tensor, tf.Variable, float, int, np.ndarray, np.generic))
-    loss = tf.convert_to_tensor(loss) if is_number else loss
-    if not is_number or (loss.shape.rank or 0) > 1:
-        problem = f"of shape {loss.shape}" if is_number else f"that is a {type(loss).__name__}"
+    problem = ""
+    if isinstance(loss, (tf.Tensor, tf.Variable, float, int, np.ndarray, np.generic)):
+        loss = tf.convert_to_tensor(loss)
+        if (loss.shape.rank or 0) > 1:
+            problem = f"of shape {loss.shape}"
+    else:
+        problem = f"that is a {type(loss).__name__}"
+    if problem:
         raise ValueError(
             f"{name} returned a loss {problem} in {mode.upper()}. Return a scalar, or one loss per example, [batch]."
         )

@@ -97,9 +97,13 @@ class StepLog:
         Raises:
           ValueError: a name is not text or is in use, or a value is neither a number nor an image nor a figure.
         """
-        summary, artifacts = tf.compat.v1.Summary(), current()
-        for name, value in values.items() if self.is_on else ():
-            call, full_name = _call(name), f"{self.prefix}/{name}"
+        if not self.is_on:
+            return
+        summary = tf.compat.v1.Summary()
+        artifacts = current()
+        for name, value in values.items():
+            call = _call(name)
+            full_name = f"{self.prefix}/{name}"
             if not self.taken.isdisjoint((name, full_name)):
                 raise ValueError(f"{call}: the run itself reports {full_name}. Rename it.")
             if self.steps.get(name) == step:
@@ -107,15 +111,18 @@ class StepLog:
                 continue
             self.steps[name] = step
             # The folder of an evaluation says in TensorBoard what its values are.
-            event = summary.value.add(tag=full_name if self.prefix == "train" else name)
+            tag = full_name if self.prefix == "train" else name
+            event = summary.value.add(tag=tag)
             made = _number_or_png(call, value)
             if isinstance(made, float):
                 event.simple_value = made
                 self.metrics(step, {full_name: made})
-                self.shown.update({name: made} if on_progress else {})
+                if on_progress:
+                    self.shown[name] = made
                 continue
             # The header of a PNG has its size.
-            event.image.width, event.image.height = (int.from_bytes(made[at : at + 4], "big") for at in (16, 20))
+            event.image.width = int.from_bytes(made[16:20], "big")
+            event.image.height = int.from_bytes(made[20:24], "big")
             event.image.encoded_image_string = made
             if artifacts is not None:
                 artifacts.image(full_name, made, step)
@@ -138,15 +145,21 @@ def _call(name: Any) -> str:
 def _number_or_png(call: str, value: Any) -> float | bytes:
     """Return a scalar as a float, and an image or a figure as PNG."""
     if hasattr(value, "savefig"):
-        value.savefig(file := io.BytesIO(), format="png")
+        file = io.BytesIO()
+        value.savefig(file, format="png")
         return file.getvalue()
     with tf.init_scope():  # session hooks are called with the traced graph as default
-        array = np.asarray(None if tf.is_symbolic_tensor(value) else value)
-        dtype, pixels = tf.as_dtype(array.dtype), array[..., None] if array.ndim == 2 else array
-        if not array.ndim and (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        known = None if tf.is_symbolic_tensor(value) else value
+        array = np.asarray(known)
+        dtype = tf.as_dtype(array.dtype)
+        is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
+        if is_number and not array.ndim:
             return float(array)
-        if pixels.ndim == 3 and pixels.shape[-1] <= 4 and (dtype.is_floating or dtype == tf.uint8):
-            return bytes(tf.io.encode_png(tf.image.convert_image_dtype(pixels, tf.uint8, saturate=True)).numpy())
+        pixels = array[..., None] if array.ndim == 2 else array
+        has_channels = pixels.ndim == 3 and pixels.shape[-1] <= 4
+        if has_channels and (dtype.is_floating or dtype == tf.uint8):
+            image = tf.image.convert_image_dtype(pixels, tf.uint8, saturate=True)
+            return bytes(tf.io.encode_png(image).numpy())
     raise ValueError(
         f"{call}: a {type(value).__name__} of {array.dtype.name}{list(array.shape)} is not a scalar, a figure of "
         "matplotlib, or an image: [height, width] or [height, width, channels], uint8 or floats from 0 to 1."

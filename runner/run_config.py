@@ -15,7 +15,7 @@ from typing import Any
 from runner.config.schema import SEED_BITS, CheckpointConfig, Config, TrackingConfig, setting_at
 from runner.config.settings.limits import check_fields
 from runner.config.settings.metric_rules import KeepBest as KeepBest
-from runner.config.step_range import StepRange
+from runner.config.settings.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
 from runner.remote.mirror import local_folder, mirror_of, remote_dir
@@ -220,27 +220,17 @@ class RunConfig:
         """Build the RunConfig of a run: the arguments in `given`, and for every other one the value of its key in
         `config`.
         """
-        keys = {field.name: field.metadata["key"] for field in dataclasses.fields(cls) if "key" in field.metadata}
-        values = {name: operator.attrgetter(key)(config) for name, key in keys.items() if name not in given}
-        return cls(**values, **given)
+        arguments = dict(given)
+        for field in dataclasses.fields(cls):
+            if "key" in field.metadata and field.name not in given:
+                value_of = operator.attrgetter(field.metadata["key"])
+                arguments[field.name] = value_of(config)
+        return cls(**arguments)
 
     def __post_init__(self) -> None:
         self._check_accumulation()
-        if self.model_dir is not None:
-            path = os.fspath(self.model_dir)
-            if not path:
-                raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
-            object.__setattr__(self, "model_dir", local_folder("RunConfig(model_dir=", path))
-        if self.export_dir is not None:
-            object.__setattr__(self, "export_dir", local_folder("RunConfig(export_dir=", os.fspath(self.export_dir)))
-        if self.save_checkpoints_secs is _NOT_GIVEN:
-            secs = CheckpointConfig.save_secs if self.save_checkpoints_steps is None else None
-            object.__setattr__(self, "save_checkpoints_secs", secs)
-        if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
-            raise ValueError(
-                f"RunConfig(save_checkpoints_steps={self.save_checkpoints_steps}, save_checkpoints_secs="
-                f"{self.save_checkpoints_secs}): give one of them; None turns the other off."
-            )
+        self._set_local_folders()
+        self._set_save_cadence()
         if self.tf_random_seed is None:
             object.__setattr__(self, "tf_random_seed", DrawnSeed(secrets.randbits(SEED_BITS)))
         if self.tracking is not None:
@@ -250,16 +240,43 @@ class RunConfig:
         if self.check_numerics and (self.jit or self.precision == "mixed_float16"):
             other = "jit=True" if self.jit else "precision='mixed_float16'"
             raise ValueError(f"RunConfig(check_numerics=True, {other}) cannot be combined. Unset one of them.")
-        for field in dataclasses.fields(self) if self.eager else ():
+        if self.eager:
+            self._check_eager()
+        if self.check_numerics or self.eager:
+            object.__setattr__(self, "steps_per_loop", 1)
+        check_fields(self)
+
+    def _set_local_folders(self) -> None:
+        """Replace the folders by paths, and URLs by the local folders that are mirrored there."""
+        if self.model_dir is not None:
+            path = os.fspath(self.model_dir)
+            if not path:
+                raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
+            object.__setattr__(self, "model_dir", local_folder("RunConfig(model_dir=", path))
+        if self.export_dir is not None:
+            path = os.fspath(self.export_dir)
+            object.__setattr__(self, "export_dir", local_folder("RunConfig(export_dir=", path))
+
+    def _set_save_cadence(self) -> None:
+        """Set `save_checkpoints_secs` if it is not given: to its default, or to None where steps are given."""
+        if self.save_checkpoints_secs is _NOT_GIVEN:
+            secs = CheckpointConfig.save_secs if self.save_checkpoints_steps is None else None
+            object.__setattr__(self, "save_checkpoints_secs", secs)
+        if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
+            raise ValueError(
+                f"RunConfig(save_checkpoints_steps={self.save_checkpoints_steps}, save_checkpoints_secs="
+                f"{self.save_checkpoints_secs}): give one of them; None turns the other off."
+            )
+
+    def _check_eager(self) -> None:
+        """Raise ValueError for a setting with which an eager step does not work."""
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.metadata.get("not_eager") and value != field.default:
                 raise ValueError(
                     f"RunConfig(eager=True, {field.name}={value!r}): an eager step runs on one replica, in float32, "
                     "and without a graph. Unset one of them."
                 )
-        if self.check_numerics or self.eager:
-            object.__setattr__(self, "steps_per_loop", 1)
-        check_fields(self)
 
     def _check_accumulation(self) -> None:
         """Raise ValueError for "auto", which the key allows."""
@@ -292,18 +309,24 @@ class RunConfig:
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas that take part in one update, over all workers."""
-        return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
+        if self.train_distribute is None:
+            return 1
+        return int(self.train_distribute.num_replicas_in_sync)
 
     @property
     def evaluation_strategy(self) -> Any:
         """The strategy of evaluation and prediction; None: TensorFlow's default."""
-        strategy = self.train_distribute if self.eval_distribute is None else self.eval_distribute
+        strategy = self.eval_distribute
+        if strategy is None:
+            strategy = self.train_distribute
         return None if strategy == "default" else strategy
 
     @property
     def remote_dir(self) -> str | None:
         """The URL in an object store that `model_dir` is the local folder of; None: there is none."""
-        return None if self.model_dir is None else remote_dir(self.model_dir)
+        if self.model_dir is None:
+            return None
+        return remote_dir(self.model_dir)
 
     seed = property(operator.attrgetter("tf_random_seed"))
 
@@ -345,7 +368,9 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
                 f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ. Set one."
             )
         config = config.replace(model_dir=given)
-    if (url := mirror_of(Path(config.model_dir or "")).url) and sum(map(len, config.place.tasks.values())) > 1:
+    url = mirror_of(Path(config.model_dir or "")).url
+    is_cluster = sum(map(len, config.place.tasks.values())) > 1
+    if url and is_cluster:
         raise ValueError(
             f"model_dir={url!r}: the tasks of a cluster that a script joins need one folder, on shared storage. Those "
             "of `python -m runner strategy=multi_worker` do not."

@@ -51,7 +51,9 @@ class ParamReads:
     @property
     def unread(self) -> list[str]:
         """Return the names that were never read; an empty list if no function was called."""
-        return list(self._unread) if self.is_used else []
+        if not self.is_used:
+            return []
+        return list(self._unread)
 
     def note(self, name: Any) -> None:
         self._unread.pop(name, None)
@@ -165,7 +167,8 @@ def _nested(values: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return `values` with its plain dicts as Params. Subclasses of dict (defaultdict) stay as they are."""
     found: dict[Any, Any] = {}
     for key, value in values.items():
-        becomes_params = type(value) is dict or (isinstance(value, Mapping) and not isinstance(value, dict))
+        is_other_mapping = isinstance(value, Mapping) and not isinstance(value, dict)
+        becomes_params = type(value) is dict or is_other_mapping
         found[key] = value
         if becomes_params:
             found[key] = Params.__new__(Params)
@@ -179,7 +182,9 @@ def plain_params(values: Any) -> Any:
         return values
 
     def plain(value: Any) -> Any:
-        return {key: plain(one) for key, one in dict.items(value)} if isinstance(value, Params) else value
+        if not isinstance(value, Params):
+            return value
+        return {key: plain(item) for key, item in dict.items(value)}  # not those of Params, which note reads
 
     return plain(values)
 
@@ -196,9 +201,13 @@ def copied_params(values: Any, **more: Any) -> Any:
     if values is None or type(values) in (dict, Params):
         reads = values._reads if isinstance(values, Params) else NO_READS
         reads.is_used = True
-        # not a read
-        given = Params(values and {key: dict.__getitem__(values, key) for key in values}).merged(**more)
-        return given if reads is NO_READS else given.watched(reads)
+        items: dict[str, Any] = {}
+        for key in values or ():
+            items[key] = dict.__getitem__(values, key)  # which notes no read
+        given = Params(items).merged(**more)
+        if reads is NO_READS:
+            return given
+        return given.watched(reads)
     values = copy.deepcopy(values)
     for name, value in more.items():
         if hasattr(values, "__setitem__"):
@@ -266,4 +275,6 @@ class StepRequest:
     @property
     def key(self) -> tuple[tuple[Any, ...], ...]:
         """Return a key that is equal for requests that differ only in `values`."""
-        return tuple(map(id, self.fetches)), tuple(map(id, self.feeds)), tuple(self.names)
+        fetches = tuple(map(id, self.fetches))
+        feeds = tuple(map(id, self.feeds))
+        return fetches, feeds, tuple(self.names)

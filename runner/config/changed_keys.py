@@ -30,6 +30,9 @@ class Removed:
     instead: str
 
 
+_NEVER_OF_EVALUATION = ("communication", "timeout_secs", "bytes_per_pack", "partitioner", "address", "zone", "project")
+"""Keys of `strategy` that `eval_strategy` once had, although no strategy of one process uses them."""
+
 REMOVED: Mapping[str, Removed] = {
     "cluster.standby": Removed(False, "A restarted task imports TensorFlow itself. Remove the key."),
     "run.profile_format": Removed(
@@ -39,7 +42,7 @@ REMOVED: Mapping[str, Removed] = {
         f"eval_strategy.{name}": Removed(
             None, f"No evaluation strategy uses this key. Remove it, or set strategy.{name}."
         )
-        for name in ("communication", "timeout_secs", "bytes_per_pack", "partitioner", "address", "zone", "project")
+        for name in _NEVER_OF_EVALUATION
     },
 }  # fmt: skip
 
@@ -69,8 +72,10 @@ def rename_in(tree: DictConfig, at: str = "") -> list[str]:
 
     warnings = []
     for old, new in RENAMED.items():
-        inside = old.startswith(at) and new.startswith(at)
-        node = _take(tree, old.removeprefix(at)) if inside else None
+        is_inside = old.startswith(at) and new.startswith(at)
+        if not is_inside:
+            continue
+        node = _take(tree, old.removeprefix(at))
         if node is not None:
             OmegaConf.update(tree, new.removeprefix(at), node, force_add=True)
             warnings.append(_IN_WORDS.format(old, new))
@@ -100,7 +105,8 @@ def _take(tree: DictConfig, key: str) -> Any:
         # `keys`, because the schema raises an error for a key that it does not have.
         if not isinstance(owner, DictConfig) or owner._is_none() or part not in owner.keys():
             return None
-        holder, owner = owner, owner._get_node(part)
+        holder = owner
+        owner = holder._get_node(part)
     del holder[part]
     return owner
 

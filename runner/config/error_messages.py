@@ -1,12 +1,12 @@
 """Messages about wrong keys of the config and values of a wrong type.
 
-Messages about what Hydra itself refuses are in `runner.config.hydra`.
+Messages about what Hydra itself refuses are in `runner.config.hydra_mistakes`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_type_hints
 
 from runner.config.changed_keys import REMOVED
@@ -24,7 +24,8 @@ _TYPES = {
     "list[str]": "a list",
     "list[Any]": "a list",
 }
-_GROUP, _ANYTHING = "a group of settings", "allowed here"
+_GROUP = "a group of settings"
+_ANYTHING = "allowed here"
 
 
 def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
@@ -37,23 +38,44 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
       value: the value that the user gave it.
       typed: the override as the user typed it, if it sets something below `key`; '': it sets `key`.
     """
-    shown = masked_override(typed or f"{key}={value}") if typed or value is not None else key
+    shown = key
+    if typed or value is not None:
+        shown = masked_override(typed or f"{key}={value}")
     if key in REMOVED:
         return UnknownKey(f"{shown}: this key was removed. {REMOVED[key].instead}")
     parent, _, name = key.rpartition(".")
-    owner, everywhere = class_at(parent), list(_all_keys(Config, ""))
-    siblings = [setting.name for setting in dataclasses.fields(owner)] if owner else []
+    owner = class_at(parent)
+    siblings: list[str] = []  # none in Hydra's own groups, whose keys are not known here
+    if owner:
+        siblings = [setting.name for setting in dataclasses.fields(owner)]
+    hint = suggestion(_meant_keys(key, siblings))
+    if not hint and not parent:
+        hint = f" A parameter of the model is model.params.{name}."
+    known = ""
+    if siblings:
+        where = f"Keys of {parent}" if parent else "Groups and keys"
+        known = f" {where}: {', '.join(siblings)}."
+    return UnknownKey(f"{shown}: there is no key {key!r}.{hint}{known}")
+
+
+def _meant_keys(key: str, siblings: Sequence[str]) -> list[str]:
+    """Return the keys that were probably meant by one that the schema does not have; []: none is near.
+
+    Args:
+      key: the key, dotted.
+      siblings: the names of the keys in its group.
+    """
+    parent, _, name = key.rpartition(".")
+    everywhere = list(_all_keys(Config, ""))
     close = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
     # `epochs` means train.max_epochs, `workers` means cluster.num_workers.
     same = [other for other in everywhere if other.rpartition(".")[2] in (name, f"max_{name}", f"num_{name}")]
-    # A key without a group was probably meant for some group: `seed` means run.seed, not a misspelt `sweep`.
-    close = (close or same) if parent else (same or close)
-    hint = suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))
-    if not hint and not parent:
-        hint = f" A parameter of the model is model.params.{name}."
-    where = f"Keys of {parent}" if parent else "Groups and keys"
-    known = f" {where}: {', '.join(siblings)}." if siblings else ""  # Hydra's own keys are not known here
-    return UnknownKey(f"{shown}: there is no key {key!r}.{hint}{known}")
+    if parent:
+        found = close or same
+    else:
+        # A key without a group was probably meant for some group: `seed` means run.seed, not a misspelt `sweep`.
+        found = same or close
+    return found[:1] or nearest(key, everywhere, cutoff=0.7)
 
 
 def unknown_flag(flag: str, value: str = "") -> ConfigError:
@@ -64,7 +86,8 @@ def unknown_flag(flag: str, value: str = "") -> ConfigError:
       value: the word after it; '' if it does not look like a value.
     """
     name, _, given = flag.lstrip("-").partition("=")
-    key, everywhere = name.replace("-", "_"), list(_all_keys(Config, ""))
+    key = name.replace("-", "_")
+    everywhere = list(_all_keys(Config, ""))
     same = [other for other in everywhere if other == key or other.rpartition(".")[2] == key]
     known = [key] if ".params." in key else same
     shown = f"--{masked_override(flag.lstrip('-'))}"
@@ -79,8 +102,10 @@ def unknown_flag(flag: str, value: str = "") -> ConfigError:
 def wrong_type(key: str, value: Any) -> ConfigError:
     """Return the error for a value of a type that the schema does not allow."""
     words = _type_in_words(key)
-    claim = f"neither {words.removesuffix(' or null')} nor null" if words.endswith(" or null") else f"not {words}"
-    return WrongType(f"{masked_override(f'{key}={as_typed(value)}')} is {claim}.")
+    shown = masked_override(f"{key}={as_typed(value)}")
+    if words.endswith(" or null"):
+        return WrongType(f"{shown} is neither {words.removesuffix(' or null')} nor null.")
+    return WrongType(f"{shown} is not {words}.")
 
 
 def limits_in_words(key: str) -> str:
@@ -92,11 +117,16 @@ def limits_in_words(key: str) -> str:
     words = "a whole number or auto" if limits.auto else _type_in_words(key)
     if words in (_GROUP, _ANYTHING):
         return ""
-    bounds = [f"at least {limits.minimum}"] if limits.minimum is not None else []
-    bounds += [f"at most {limits.maximum}"] if limits.maximum < MOST_COUNTED else []
-    bounds += [f"more than {limits.above}"] if limits.above is not None else []
-    bounds += [f"less than {limits.below}"] if limits.below is not None else []
-    text = ", ".join([words, *bounds])
+    parts = [words]
+    if limits.minimum is not None:
+        parts.append(f"at least {limits.minimum}")
+    if limits.maximum < MOST_COUNTED:
+        parts.append(f"at most {limits.maximum}")
+    if limits.above is not None:
+        parts.append(f"more than {limits.above}")
+    if limits.below is not None:
+        parts.append(f"less than {limits.below}")
+    text = ", ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -115,5 +145,8 @@ def _type_in_words(key: str) -> str:
     text = str(setting.type) if setting else ""
     for name, words in _TYPES.items():
         if text == name or text.startswith(f"{name} |"):
-            return f"{words} or null" if "None" in text else words
-    return _GROUP if "dict" in text or class_at(key) else _ANYTHING
+            takes_null = "None" in text
+            return f"{words} or null" if takes_null else words
+    if "dict" in text or class_at(key):
+        return _GROUP
+    return _ANYTHING

@@ -13,11 +13,15 @@ import os
 import platform
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import runner
 from runner.system.redaction import masked_override
+
+if TYPE_CHECKING:
+    from runner.config.mistakes import ConfigError
 
 _PAGES = ("how_to", "tutorial", "explanation", "reference")
 """Folders of pages that travel in the wheel."""
@@ -67,8 +71,11 @@ class Entry:
         from runner.config.error_messages import limits_in_words  # of the schema, which the lines do not need
 
         written = self.setting if self.value else f"{self.key}:"
-        said = [self.comment, *([limits_in_words(self.key)] if self.value else [])]
-        return "\n".join([written, *(_filled(one) for one in said if one)])
+        said = [self.comment]
+        if self.value:
+            said.append(limits_in_words(self.key))
+        paragraphs = [_filled(text) for text in said if text]
+        return "\n".join([written, *paragraphs])
 
 
 def answer(words: Sequence[str]) -> str:
@@ -85,11 +92,15 @@ def answer(words: Sequence[str]) -> str:
     shell = next((word.removeprefix("query=") for word in words if word.startswith("query=")), "")
     if shell and words[0] in ("-sc", "--shell_completion"):
         # Hydra completes keys and options. It knows no values of a key but its default.
-        return ("\n" if shell == "fish" else " ").join(values_for(os.environ.get("COMP_LINE", "")))
+        separator = "\n" if shell == "fish" else " "
+        return separator.join(values_for(os.environ.get("COMP_LINE", "")))
     asked = [word for word in words if word not in ("--help", "-h")]
-    if len(asked) == len(words) or any("=" in word or word.startswith("-") for word in asked):
+    asks_for_help = len(asked) < len(words)
+    if not asks_for_help or any("=" in word or word.startswith("-") for word in asked):
         return ""
-    return "\n\n".join(map(help_on, asked)) or overview()
+    if not asked:
+        return overview()
+    return "\n\n".join(map(help_on, asked))
 
 
 def values_for(line: str) -> list[str]:
@@ -98,26 +109,28 @@ def values_for(line: str) -> list[str]:
     key, is_value, begun = word.partition("=")
     if not is_value:
         return []
-    values = _own_modules() if re.search(r"^(model|input\..+)\.fn$", key) else _choices(key)
+    names_function = re.search(r"^(model|input\..+)\.fn$", key)
+    values = _own_modules() if names_function else _choices(key)
     return [f"{key}={value}" for value in values if value.startswith(begun)]
 
 
 def _choices(key: str) -> list[str]:
     from runner.config import schema
-    from runner.config.settings.limits import limits_of
+    from runner.config.settings.limits import as_typed, limits_of
 
     setting = schema.setting_at(key)
     if setting is None:
         return []
-    choices = [
-        str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits_of(setting).choices
-    ]
-    return [*choices, "null"] if choices and "None" in str(setting.type) else choices
+    choices = [as_typed(choice) for choice in limits_of(setting).choices]
+    if choices and "None" in str(setting.type):
+        choices.append("null")
+    return choices
 
 
 def _own_modules() -> list[str]:
     """Return the dotted names of the modules in the folder where the user is, and in the folders of it."""
-    names = [".".join(path.with_suffix("").parts) for path in map(Path, [*glob.glob("*.py"), *glob.glob("*/*.py")])]
+    files = [*glob.glob("*.py"), *glob.glob("*/*.py")]
+    names = [".".join(Path(file).with_suffix("").parts) for file in files]
     return sorted(name for name in names if not re.search(r"(^|\.)(_|tests?\b|conftest|setup$)", name))
 
 
@@ -129,7 +142,8 @@ def version() -> str:
     for name in _SHOWN_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):  # a build of another name, such as keras-nightly
             others.append(f"{name} {metadata.version(name)}")
-    return f"estimator-runner {runner.__version__} ({', '.join([*others, f'Python {platform.python_version()}'])})"
+    others.append(f"Python {platform.python_version()}")
+    return f"estimator-runner {runner.__version__} ({', '.join(others)})"
 
 
 def overview() -> str:
@@ -144,20 +158,36 @@ def overview() -> str:
     start = next(path for path in files if path.stem == "runner")
     try:
         tree = yaml.safe_load(_text_of(start))
-        header, footer = (tree["hydra"]["help"][name] for name in ("header", "footer"))
-        chosen = dict(pair for line in tree["defaults"] if isinstance(line, dict) for pair in line.items())
+        texts = tree["hydra"]["help"]
+        header = texts["header"]
+        footer = texts["footer"]
+        chosen = _chosen_options(tree["defaults"])
     except (yaml.YAMLError, KeyError, TypeError):
         return ""
-    options = {group: [path.stem for path in files if path.parent.name == group] for group in sorted(_groups(files))}
-    entries = [entry for path in files if path == start or chosen.get(path.parent.name) == path.stem
-               for entry in entries_in(path)]  # fmt: skip
-    return "\n".join([
-        header, "Groups (group=option; the first is the default):",
-        *(f"  {group}: {', '.join(sorted(names, key=lambda name: (name != chosen.get(group), name)))}"
-          for group, names in options.items()),
-        "", "Keys of the default run (key=value):", *(entry.line for entry in entries), "",
-        footer.rstrip("\n"),
-    ])  # fmt: skip
+    lines = [header, "Groups (group=option; the first is the default):"]
+    for group in sorted(_groups(files)):
+        options = sorted(path.stem for path in files if path.parent.name == group)
+        default = chosen.get(group)
+        if default in options:
+            options.remove(default)
+            options.insert(0, default)
+        lines.append(f"  {group}: {', '.join(options)}")
+    lines += ["", "Keys of the default run (key=value):"]
+    for path in files:
+        is_of_default_run = path == start or chosen.get(path.parent.name) == path.stem
+        if is_of_default_run:
+            lines += [entry.line for entry in entries_in(path)]
+    lines += ["", footer.rstrip("\n")]
+    return "\n".join(lines)
+
+
+def _chosen_options(defaults: Iterable[Any]) -> dict[str, Any]:
+    """Return group -> option of a defaults list; an entry that is no mapping chooses none."""
+    chosen: dict[str, Any] = {}
+    for entry in defaults:
+        if isinstance(entry, dict):
+            chosen.update(entry)
+    return chosen
 
 
 def help_on(word: str) -> str:
@@ -168,33 +198,55 @@ def help_on(word: str) -> str:
     """
     if re.search(r"\.md(#|$)", word):
         return page_on(word)
+    files = _files()
+    entries: list[Entry] = []
+    for path in files:
+        entries += entries_in(path)
+    options = [path for path in files if path.parent.name == word]
+    if options:
+        return _text_on_group(word, options)
+    if word == "keys":
+        lines = [entry.line for entry in entries if entry.group not in ("model", "input")]
+        return "\n".join(dict.fromkeys(lines))
+    below = [entry for entry in entries if entry.key == word or entry.key.startswith(f"{word}.")]
+    if below:
+        return "\n\n".join(_text_on_key(key, below) for key in _keys(below))
+    lines = _lines_with(word, entries)
+    if not lines:
+        raise _unknown_word(word, entries, _groups(files))
+    return "\n".join(lines)
+
+
+def _text_on_group(group: str, options: Sequence[Path]) -> str:
+    """Return the help on a group: its options, and all keys of each of their files."""
+    names = ", ".join(dict.fromkeys(path.stem for path in options))
+    parts = [f"{group}=<one of: {names}>"]
+    for path in options:
+        parts.append(f"--- {group}={path.stem} ---\n{_filled(head_of(path), indent='')}")
+        parts += [entry.text for entry in entries_in(path)]
+    return "\n\n".join(parts)
+
+
+def _lines_with(word: str, entries: Sequence[Entry]) -> list[str]:
+    """Return the lines of the entries with a word: first those with it in their keys, then those in their comments."""
+    begins = re.compile(rf"(?<![^\W_]){re.escape(word)}", re.IGNORECASE)  # a word: `early` is not in `nearly`
+    by_key = [entry.line for entry in entries if begins.search(entry.key)]
+    by_comment = [entry.line for entry in entries if begins.search(entry.comment)]
+    return list(dict.fromkeys([*by_key, *by_comment]))
+
+
+def _unknown_word(word: str, entries: Sequence[Entry], groups: Sequence[str]) -> ConfigError:
+    """Return the error for a word that no key, group or comment has."""
     from runner.config.mistakes import UnknownKey
     from runner.system.suggestions import did_you_mean
 
-    files = _files()
-    entries = [entry for path in files for entry in entries_in(path)]
-    options = [path for path in files if path.parent.name == word]
-    if options:
-        names = ", ".join(dict.fromkeys(path.stem for path in options))
-        parts = [f"{word}=<one of: {names}>"]
-        for path in options:
-            parts.append(f"--- {word}={path.stem} ---\n{_filled(head_of(path), indent='')}")
-            parts += [entry.text for entry in entries_in(path)]
-        return "\n\n".join(parts)
-    if word == "keys":
-        return "\n".join(dict.fromkeys(entry.line for entry in entries if entry.group not in ("model", "input")))
-    below = [entry for entry in entries if entry.key == word or entry.key.startswith(f"{word}.")]
-    if below:
-        return "\n\n".join(_texts(key, [entry for entry in below if entry.key == key]) for key in _keys(below))
-    begins = re.compile(rf"(?<![^\W_]){re.escape(word)}", re.IGNORECASE)  # a word: `early` is not in `nearly`
-    lines = [entry.line for where in ("key", "comment") for entry in entries if begins.search(getattr(entry, where))]
-    if not lines:
-        known = [*_keys(entries), *(key.rpartition(".")[2] for key in _keys(entries)), *_groups(files)]
-        raise UnknownKey(
-            f"--help {word}: no key or group has this name, and no comment contains it.{did_you_mean(word, known)} "
-            f"Groups: {', '.join(_groups(files))}. To list all keys: --help keys."
-        )
-    return "\n".join(dict.fromkeys(lines))
+    keys = _keys(entries)
+    names = [key.rpartition(".")[2] for key in keys]
+    hint = did_you_mean(word, [*keys, *names, *groups])
+    return UnknownKey(
+        f"--help {word}: no key or group has this name, and no comment contains it.{hint} "
+        f"Groups: {', '.join(groups)}. To list all keys: --help keys."
+    )
 
 
 def page_on(word: str) -> str:
@@ -210,13 +262,17 @@ def page_on(word: str) -> str:
     from runner.system.suggestions import did_you_mean
 
     name, _, anchor = word.partition("#")
+    file = name.rpartition("/")[2]
     folder = shipped("docs")
-    pages = {path.name: path for kind in reversed(_PAGES) for path in sorted((folder / kind).glob("*.md"))}
-    if name.rpartition("/")[2] not in pages:
+    pages: dict[str, Path] = {}
+    for kind in reversed(_PAGES):  # of pages of the same name, that in the first of the folders is meant
+        for path in sorted((folder / kind).glob("*.md")):
+            pages[path.name] = path
+    if file not in pages:
         raise UnknownKey(
             f"--help {word}: there is no such page.{did_you_mean(name, pages)} Pages: {', '.join(sorted(pages))}."
         )
-    text = pages[name.rpartition("/")[2]].read_text(encoding="utf-8").rstrip()
+    text = pages[file].read_text(encoding="utf-8").rstrip()
     if not anchor:
         return text
     parts = _parts_of(text)
@@ -240,18 +296,25 @@ def _parts_of(page: str) -> dict[str, str]:
             headings.append((number, len(marks[0]), line.lstrip("# ")))
     parts = {}
     for place, (start, level, title) in enumerate(headings):
-        after = [number for number, other, _ in headings[place + 1 :] if other <= level]
-        end = after[0] if after else len(lines)
-        anchor = re.sub(r"[^\w\s-]", "", title.lower()).strip()
-        parts[re.sub(r"\s+", "-", anchor)] = "\n".join(lines[start:end]).rstrip()
+        ends = [number for number, other, _ in headings[place + 1 :] if other <= level]
+        end = ends[0] if ends else len(lines)
+        words = re.sub(r"[^\w\s-]", "", title.lower()).strip()
+        anchor = re.sub(r"\s+", "-", words)
+        parts[anchor] = "\n".join(lines[start:end]).rstrip()
     return parts
 
 
-def _texts(key: str, entries: Sequence[Entry]) -> str:
-    """Return the help on a key; if the files of its group differ in it, one text for each."""
+def _text_on_key(key: str, entries: Sequence[Entry]) -> str:
+    """Return the help on a key; if the files of its group differ in it, one text for each.
+
+    Args:
+      key: the key.
+      entries: entries of it and of other keys.
+    """
     texts: dict[str, str] = {}
     for entry in entries:
-        texts.setdefault(entry.text, entry.option)
+        if entry.key == key:
+            texts.setdefault(entry.text, entry.option)
     if len(texts) == 1:
         return next(iter(texts))
     group = key.partition(".")[0]
@@ -311,8 +374,9 @@ def entries_in(path: Path) -> Iterator[Entry]:
         if match:
             indent, name, value = match.groups()
             parents = [*parents[: len(indent) // 2], name]
+            key = ".".join([group, *parents]).lstrip(".")
             if group or parents[0] not in ("defaults", "hydra"):
-                yield Entry(".".join([group, *parents]).lstrip("."), value or "", _joined(above), path.stem)
+                yield Entry(key, value or "", _joined(above), path.stem)
         above = []
 
 

@@ -21,8 +21,12 @@ def sweep_id(overrides: Iterable[str]) -> str:
 
     A dry run of a sweep (`command=dry_run`) has the name of the sweep itself.
     """
-    texts = (text for text in overrides if text != "command=dry_run")
-    return _hash(sorted(text for text in texts if not is_shown_only(text.lstrip("+~").partition("=")[0])))
+    counted = []
+    for text in overrides:
+        key = text.lstrip("+~").partition("=")[0]
+        if text != "command=dry_run" and not is_shown_only(key):
+            counted.append(text)
+    return _hash(sorted(counted))
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
@@ -59,13 +63,15 @@ def _changed(tree: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
     What the schema does not know is kept as it is: params, hooks, vocabularies, named evaluations. A named evaluation
     inherits from the keys beside it, so a default in it may mean something.
     """
-    settings, changed = {one.name: one for one in dataclasses.fields(defaults)}, {}
+    settings = {setting.name: setting for setting in dataclasses.fields(defaults)}
+    changed: dict[str, Any] = {}
     for name, value in tree.items():
         default = getattr(defaults, name, None)
         if name == "eval" and isinstance(defaults, schema.InputConfig):
             default = schema.InputBlock()
         if isinstance(value, Mapping) and dataclasses.is_dataclass(default):
-            value, default = _changed(value, default), {}
+            value = _changed(value, default)
+            default = {}
         if name not in settings or (value != default and not settings[name].metadata.get("shown_only")):
             changed[name] = value
     return changed
@@ -73,8 +79,11 @@ def _changed(tree: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
 
 def is_shown_only(key: str) -> bool:
     """Report whether `key` only changes how a run is shown, ranked or recorded, not what it computes."""
-    groups = map(schema.setting_at, accumulate(key.split("."), "{}.{}".format))
-    return any(one is not None and one.metadata.get("shown_only") for one in groups)
+    for group in accumulate(key.split("."), "{}.{}".format):  # of a.b.c: a, a.b, a.b.c
+        setting = schema.setting_at(group)
+        if setting is not None and setting.metadata.get("shown_only"):
+            return True
+    return False
 
 
 def _hash(value: Any) -> str:

@@ -40,8 +40,10 @@ def metric_name(metrics: Mapping[str, float], chosen: str | None = None) -> str 
     Args:
       chosen: the metric that the user has named; None: the loss of the evaluation without a name, else of the first.
     """
-    if chosen or "eval/loss" in metrics:
-        return chosen or "eval/loss"
+    if chosen:
+        return chosen
+    if "eval/loss" in metrics:
+        return "eval/loss"
     losses = [name for name in metrics if name.endswith("/loss")]
     return next(iter([*losses, *metrics]), None)
 
@@ -55,10 +57,14 @@ def rank_by(values: Mapping[str, float], metric: str, mode: str | None = None) -
       mode: "min" or "max", whether the smallest or largest value is best; None: decided by the metric's name.
     """
     sign = 1 if mode_of(metric, mode) == "min" else -1
-    return sorted((name for name in values if not math.isnan(values[name])), key=lambda name: sign * values[name])
+    comparable = [name for name in values if not math.isnan(values[name])]
+    return sorted(comparable, key=lambda name: sign * values[name])
 
 
 def mode_of(metric: str, mode: str | None = None) -> str:
     """Return "min" or "max", whether the smallest or largest value of `metric` is best; `mode` if that is given."""
+    if mode:
+        return mode
     name = metric.rpartition("/")[2].lower()
-    return mode or ("max" if any(word in name for word in LARGER_IS_BETTER) else "min")
+    is_larger_better = any(word in name for word in LARGER_IS_BETTER)
+    return "max" if is_larger_better else "min"

@@ -40,38 +40,71 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
     if not any(key == "model.fn" for key, _, _ in config.functions()) or is_decided:
         return config, ""
     uses, imports_keras = _uses(config)
-    classic, why = _first(uses, _CLASSIC), ""
-    is_classic = bool(classic) if model.classic == "auto" else model.classic
-    keras, needed = model.keras, _first(uses, _OF_TF_KERAS)
-    if keras == "auto":
-        needed = needed or (_first(uses, ("keras",)) if is_classic and not imports_keras else None)
-        keras = "legacy" if needed is not None else "keras3"
-        if legacy_keras.VARIABLE in env:
-            keras = "legacy" if legacy_keras.is_asked_for(env) else "keras3"
+    classic_use = _first(uses, _CLASSIC)
+    is_classic = model.classic
+    if is_classic == "auto":
+        is_classic = classic_use is not None
+    keras_use = _first(uses, _OF_TF_KERAS)
+    is_undecided = model.keras == "auto" and keras_use is None
+    if is_undecided and is_classic and not imports_keras:
+        # What was written for tf.estimator means Keras 2 by `tf.keras`.
+        keras_use = _first(uses, ("keras",))
+    keras = _decide_keras(model.keras, keras_use, env)
     if keras == "legacy" and not legacy_keras.is_installed():
         raise NotFound(
-            f"model.fn={model.fn} needs Keras 2 ({needed or 'model.keras=legacy'}), the package tf_keras, which is not "
-            f"installed: {legacy_keras.installation()}"
+            f"model.fn={model.fn} needs Keras 2 ({keras_use or 'model.keras=legacy'}), the package tf_keras, which is "
+            f"not installed: {legacy_keras.installation()}"
         )
-    if is_classic or keras == "legacy":
-        what = ["the names of tf.estimator and tf.layers are there (model.classic=true)"] if is_classic else []
-        what += ["tf.keras is Keras 2 (model.keras=legacy)"] if keras == "legacy" else []
-        found = filter(None, dict.fromkeys((classic, needed)))
-        uses_them = " and ".join(found)
-        why = f"Model: {', '.join(what)}{uses_them and f': it uses {uses_them}'}."
     decided = dataclasses.replace(model, classic=is_classic, keras=keras)
-    return dataclasses.replace(config, model=decided), why
+    return dataclasses.replace(config, model=decided), _reason(decided, classic_use, keras_use)
+
+
+def _decide_keras(wanted: str, use: str | None, env: Mapping[str, str]) -> str:
+    """Return the value of `model.keras` in place of auto: legacy or keras3.
+
+    Args:
+      wanted: the value in the config.
+      use: the first use of what only Keras 2 has; None: there is none.
+      env: the environment.
+    """
+    if wanted != "auto":
+        return wanted
+    is_legacy = use is not None
+    if legacy_keras.VARIABLE in env:
+        is_legacy = legacy_keras.is_asked_for(env)
+    return "legacy" if is_legacy else "keras3"
+
+
+def _reason(model: ModelConfig, *uses: str | None) -> str:
+    """Return the line that says what is provided for a model, and for which of its `uses`; '': nothing."""
+    provided = []
+    if model.classic:
+        provided.append("the names of tf.estimator and tf.layers are there (model.classic=true)")
+    if model.keras == "legacy":
+        provided.append("tf.keras is Keras 2 (model.keras=legacy)")
+    if not provided:
+        return ""
+    found = [use for use in dict.fromkeys(uses) if use]
+    line = f"Model: {', '.join(provided)}"
+    if found:
+        line += f": it uses {' and '.join(found)}"
+    return f"{line}."
 
 
 def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
     """Return `env` with TF_USE_LEGACY_KERAS set so that TensorFlow, when it is imported, provides `model.keras`."""
     if model.keras == "auto":
         return dict(env)
-    return {**env, legacy_keras.VARIABLE: "1" if model.keras == "legacy" else "0"}
+    asks_for_keras_2 = "1" if model.keras == "legacy" else "0"
+    return {**env, legacy_keras.VARIABLE: asks_for_keras_2}
 
 
 def _first(uses: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((use for used, use in uses.items() for name in names if f"{used}.".startswith(f"{name}.")), None)
+    """Return the first use of one of `names`, or of a name below it; None if there is none."""
+    for used, use in uses.items():
+        if any(f"{used}.".startswith(f"{name}.") for name in names):
+            return use
+    return None
 
 
 def _uses(config: Config) -> tuple[dict[str, str], bool]:
@@ -94,7 +127,7 @@ def _uses(config: Config) -> tuple[dict[str, str], bool]:
         except (OSError, SyntaxError, ValueError):
             continue  # a file with a mistake is reported when it is imported, with a better message
         imports_keras = imports_keras or bool(source_names.uses(tree, "keras"))
-        for one in source_names.uses(tree):
-            uses.setdefault(one.api_name, f"tf.{one.api_name} in {os.path.relpath(file)}, line {one.line}")
+        for use in source_names.uses(tree):
+            uses.setdefault(use.api_name, f"tf.{use.api_name} in {os.path.relpath(file)}, line {use.line}")
         waiting += source_names.imported_files(tree, file, [Path.cwd()])
     return uses, imports_keras

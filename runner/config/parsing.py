@@ -21,7 +21,7 @@ from runner.config.mistakes import ConfigError, Conflict, Malformed, NotSet, Unk
 from runner.config.schema import Config, HookConfig, InputBlock, RunSettings, VocabularyConfig, WarmStartConfig
 from runner.config.settings.keras_callbacks import check_class
 from runner.config.settings.limits import check_limits, limits_of
-from runner.config.step_range import parse_step_range
+from runner.config.settings.step_range import parse_step_range
 from runner.config.validation import check, check_metric_names
 from runner.system.redaction import SecretList, hiding, masked_override
 from runner.system.secret_names import LIST
@@ -48,7 +48,10 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 def key_with_nul(tree: Mapping[str, Any]) -> str | None:
     """Return the first key whose value has a NUL, which no path and no variable of an environment can have."""
-    return next((key for key, value in schema.flatten(tree).items() if "\0" in str(value)), None)
+    for key, value in schema.flatten(tree).items():
+        if "\0" in str(value):
+            return key
+    return None
 
 
 def has_nul(key: str, value: Any, at: str = "") -> ConfigError:
@@ -72,14 +75,17 @@ def _parse(tree: Mapping[str, Any]) -> Config:
     evals = _evals(values["input"]["eval"] or {})
     check_metric_names(values, evals)
     config: Config = OmegaConf.to_object(settings)  # type: ignore[assignment]
+    # OmegaConf leaves what stands below free names as plain mappings: evaluations, vocabularies, hooks.
     inputs = dataclasses.replace(config.input, eval=evals)
-    run = dataclasses.replace(config.run, secrets=_with_inherited(config.run.secrets, evals))
-    config = dataclasses.replace(config, run=run, input=inputs)
-    warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
+    secrets = _with_inherited(config.run.secrets, evals)
+    vocabularies = _vocabularies(config.train.warm_start)
+    warm_start = dataclasses.replace(config.train.warm_start, vocabularies=vocabularies)
     train_hooks = _hooks("train.hooks", config.train.hooks)
+    eval_hooks = _hooks("eval.hooks", config.eval.hooks)
+    run = dataclasses.replace(config.run, secrets=secrets)
     train = dataclasses.replace(config.train, warm_start=warm_start, hooks=train_hooks)
-    evaluation = dataclasses.replace(config.eval, hooks=_hooks("eval.hooks", config.eval.hooks))
-    config = dataclasses.replace(config, train=train, eval=evaluation)
+    evaluation = dataclasses.replace(config.eval, hooks=eval_hooks)
+    config = dataclasses.replace(config, input=inputs, run=run, train=train, eval=evaluation)
     check(config)
     return debugged(config)
 
@@ -97,8 +103,17 @@ def schema_node() -> Any:
     """
     node = thawed(OmegaConf.structured(Config))
     inputs = node.input
-    free = [node.vars, node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
-    for mapping in (*free, node.train.warm_start.rename, node.train.warm_start.vocabularies):
+    warm_start = node.train.warm_start
+    for mapping in (
+        node.vars,
+        node.model.params,
+        inputs.train.params,
+        inputs.eval,
+        inputs.predict.params,
+        node.tracking.tags,
+        warm_start.rename,
+        warm_start.vocabularies,
+    ):
         OmegaConf.set_struct(mapping, False)
     return node
 
@@ -106,7 +121,9 @@ def schema_node() -> Any:
 def thawed(node: Any) -> Any:
     """Make `node` writable and return it. OmegaConf makes nodes of frozen dataclasses read-only; Hydra changes them."""
     OmegaConf.set_readonly(node, None)
-    for key in () if node._is_none() else node:
+    if node._is_none():
+        return node
+    for key in node:
         child = node._get_node(key)
         if isinstance(child, Container):
             thawed(child)
@@ -130,7 +147,9 @@ def _typed(cls: type, tree: Mapping[str, Any], at: str) -> Any:
 
 def _node(cls: type) -> Any:
     """Return the schema of a dataclass of the config for OmegaConf."""
-    node = schema_node() if cls is Config else thawed(OmegaConf.structured(cls))
+    if cls is Config:
+        return schema_node()
+    node = thawed(OmegaConf.structured(cls))
     if cls in (InputBlock, HookConfig):
         OmegaConf.set_struct(node.params, False)
     return node
@@ -153,12 +172,15 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
             raise unknown_key(schema.eval_key(name), block)
         if not isinstance(block, Mapping):
             shown = masked_override(f"{schema.eval_key(name)}={block!r}")
+            hint = did_you_mean(name, settings)
             raise UnknownKey(
-                f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of settings."
-                f"{did_you_mean(name, settings)}"
+                f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of settings.{hint}"
             )
-    blocks = {name: OmegaConf.to_container(OmegaConf.merge(common, block)) for name, block in named.items()}
-    return {name: _merge(InputBlock, block, schema.eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
+    evals: dict[str, InputBlock] = {}
+    for name, block in named.items():
+        inherited: Any = OmegaConf.to_container(OmegaConf.merge(common, block))
+        evals[name] = _merge(InputBlock, inherited, schema.eval_key(name))
+    return evals
 
 
 def _with_inherited(secrets: list[str] | None, evals: Mapping[str, Any]) -> list[str] | None:
@@ -190,10 +212,8 @@ def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
         if not isinstance(block, Mapping):
             keys = ", ".join(_keys_of(VocabularyConfig))
             raise WrongType(f"{_VOCABULARIES}.{name}={block!r} must be a mapping with the keys {keys}.")
-    return {
-        name: _merge(VocabularyConfig, block, f"{_VOCABULARIES}.{name}")
-        for name, block in settings.vocabularies.items()
-    }
+    blocks = settings.vocabularies.items()
+    return {name: _merge(VocabularyConfig, block, f"{_VOCABULARIES}.{name}") for name, block in blocks}
 
 
 def _translate(error: OmegaConfBaseException, cls: type, tree: Mapping[str, Any], at: str) -> NoReturn:
@@ -203,7 +223,8 @@ def _translate(error: OmegaConfBaseException, cls: type, tree: Mapping[str, Any]
         raise unknown_key(full_key, schema.value_at(tree, key)) from error
     found = misfit(cls, tree)  # OmegaConf does not name each key, such as a group for which a scalar stands
     if found is not None:
-        raise wrong_type(f"{at}.{found[0]}".strip("."), found[1]) from error
+        wrong_key, value = found
+        raise wrong_type(f"{at}.{wrong_key}".strip("."), value) from error
     raise ConfigError(f"{full_key or 'config'}: {error.msg or error}") from error
 
 
@@ -225,7 +246,9 @@ def misfit(cls: type, tree: Mapping[str, Any], at: str = "") -> tuple[str, Any] 
         if _fits(cls, key, value):
             continue
         takes_keys = isinstance(value, Mapping) and _fits(cls, key, {})
-        found = misfit(cls, value, key) if takes_keys else (key, value)
+        if not takes_keys:
+            return key, value
+        found = misfit(cls, value, key)
         if found is not None:
             return found
     return None
@@ -310,9 +333,10 @@ def debugged(config: Config) -> Config:
                 f"run.profile={config.run.profile}: run.debug=fast_dev takes no more than {FAST_DEV_STEPS} steps. "
                 "Set one of them to null."
             )
+        max_steps = min(train.max_steps or FAST_DEV_STEPS, FAST_DEV_STEPS)
         return dataclasses.replace(
             config,
-            train=dataclasses.replace(train, max_steps=min(train.max_steps or FAST_DEV_STEPS, FAST_DEV_STEPS)),
+            train=dataclasses.replace(train, max_steps=max_steps),
             eval=dataclasses.replace(config.eval, steps=1),
             tracking=dataclasses.replace(config.tracking, backend="none"),
         )

@@ -321,7 +321,7 @@ class EvalConfig:
 
     def recorded_name(self, own: str) -> str:
         """Return the name under which the evaluation `own` of `input.eval` is recorded."""
-        return "_".join(filter(None, (self.name, own)))
+        return "_".join(name for name in (self.name, own) if name)
 
 
 @dataclass(frozen=True)
@@ -408,9 +408,15 @@ class TrackingConfig:
     def backends(self) -> tuple[TrackingBackend, ...]:
         """The places where the run is recorded; only in a checked config."""
         entries = self.backend if isinstance(self.backend, list | tuple) else [self.backend]
-        named = [entry if isinstance(entry, Mapping) else {"fn": entry} for entry in entries]
-        found = [TrackingBackend(entry["fn"], entry.get("params") or {}) for entry in named]
-        return tuple(backend for backend in found if backend.name != "none")
+        found = []
+        for entry in entries:
+            if isinstance(entry, Mapping):
+                backend = TrackingBackend(entry["fn"], entry.get("params") or {})
+            else:
+                backend = TrackingBackend(entry)
+            if backend.name != "none":
+                found.append(backend)
+        return tuple(found)
 
     @property
     def takes_files(self) -> bool:
@@ -512,7 +518,8 @@ class Config:
         """`cluster.max_restarts`, or the strategy's default if that is null."""
         if self.cluster.max_restarts is not None:
             return self.cluster.max_restarts
-        return 3 if self.is_cluster or self.run.freeze_secs is not None else 0
+        may_lose_tasks = self.is_cluster or self.run.freeze_secs is not None
+        return 3 if may_lose_tasks else 0
 
     @property
     def is_cluster(self) -> bool:
@@ -533,7 +540,10 @@ class Config:
         """
         evals = [(eval_key(name), block) for name, block in self.input.evals.items()]
         blocks = [*evals, ("input.train", self.input.train), ("input.predict", self.input.predict)]
-        return next(((key, block) for key, block in blocks if block.fn), blocks[-1])
+        for key, block in blocks:
+            if block.fn:
+                return key, block
+        return blocks[-1]
 
     def functions(self) -> list[tuple[str, str, str]]:
         """Return (config key, dotted name, default function) of each user function that this run calls."""
@@ -583,7 +593,9 @@ def class_at(key: str) -> type | None:
             return InputBlock
         if cls is WarmStartConfig and part == "vocabularies":
             return VocabularyConfig
-        cls = get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        if not dataclasses.is_dataclass(cls):
+            return None
+        cls = get_type_hints(cls).get(part)
     return cls if dataclasses.is_dataclass(cls) else None  # type: ignore[return-value]
 
 
@@ -591,7 +603,12 @@ def setting_at(key: str) -> dataclasses.Field[Any] | None:
     """Return the field of a key or of a group of keys; None if the schema has no such key."""
     parent, _, name = key.rpartition(".")
     owner = class_at(parent)
-    return next((one for one in dataclasses.fields(owner) if one.name == name), None) if owner else None
+    if owner is None:
+        return None
+    for declared in dataclasses.fields(owner):
+        if declared.name == name:
+            return declared
+    return None
 
 
 # --- as a tree, as text, as a file ----------------------------------------------------------------------------------
@@ -612,15 +629,19 @@ def flatten(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        nested = flatten(value, f"{at}{key}.") if isinstance(value, Mapping) else {}
-        flat |= nested or {f"{at}{key}": value}
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{at}{key}.")
+        else:
+            flat[f"{at}{key}"] = value
     return flat
 
 
 def value_at(tree: Any, key: str) -> Any:
     """Return the value of a dotted key in nested mappings; None if there is none."""
     for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(part)
     return tree
 
 
@@ -642,7 +663,9 @@ def save(config: Config, path: Path) -> None:
 def as_shown(file: Path) -> str:
     """Return the path of a config file as the user would type it: `conf/train/default.yaml`."""
     cwd = Path.cwd()
-    return str(file.relative_to(cwd)) if file.is_relative_to(cwd) else str(file)
+    if file.is_relative_to(cwd):
+        return str(file.relative_to(cwd))
+    return str(file)
 
 
 def text_of(file: Path) -> str:

@@ -18,7 +18,8 @@ def canonical(name: str) -> str:
     found = re.match(r"tensorflow(?:\.compat\.(v[12])(?=\.|$))+", name)
     if found is None:
         return name
-    return (V1 if found[1] == "v1" else "tensorflow") + name[found.end() :]
+    module = V1 if found[1] == "v1" else "tensorflow"
+    return module + name[found.end() :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,9 @@ class Uses(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
-            if alias.name.split(".")[0] in self._roots:
-                name = alias.name if alias.asname else alias.name.split(".")[0]
+            root = alias.name.split(".")[0]
+            if root in self._roots:
+                name = alias.name if alias.asname else root  # `import a.b` binds a, `import a.b as c` binds a.b
                 self._bind(alias.asname or name, name)
                 self.add(node, alias.name)
 
@@ -93,9 +95,11 @@ class Uses(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
         name = self.dotted(node.value)
-        for target in node.targets if name is not None else ():
+        if name is None:
+            return
+        for target in node.targets:
             if isinstance(target, ast.Name):
-                self._bind(target.id, str(name))
+                self._bind(target.id, name)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         self._handlers += 1  # imports in `try` are followed; the substitutes that `except` imports are not
@@ -134,18 +138,36 @@ def imported_files(tree: ast.AST, file: Path, folders: Iterable[Path]) -> list[P
     """Return the files in `folders`, where Python looks for modules, that the source `file` imports."""
     found = []
     for folder in folders:
-        names = []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                package = list(file.parent.relative_to(folder).parts) if file.is_relative_to(folder) else []
-                base = package[: len(package) - node.level + 1] if node.level else []
-                module = ".".join([*base, *filter(None, [node.module])])
-                names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
-        candidates = [folder.joinpath(*name.split(".")) for name in names if name]
-        found += [path for one in candidates for path in (one.with_suffix(".py"), one / "__init__.py")]
+        package: tuple[str, ...] = ()
+        if file.is_relative_to(folder):
+            package = file.parent.relative_to(folder).parts
+        for name in _imported_names(tree, package):
+            module = folder.joinpath(*name.split("."))
+            found += [module.with_suffix(".py"), module / "__init__.py"]
     return [path for path in found if path.is_file()]
+
+
+def _imported_names(tree: ast.AST, package: tuple[str, ...]) -> list[str]:
+    """Return the dotted names of the modules that a source may import; `from a import b` means a, and perhaps a.b.
+
+    Args:
+      tree: the source.
+      package: the parts of the name of the package that it is in, from which relative imports count.
+    """
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts: list[str] = []
+            if node.level:
+                parts += package[: len(package) - node.level + 1]
+            if node.module:
+                parts.append(node.module)
+            module = ".".join(parts)
+            names.append(module)
+            names += [f"{module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name]
 
 
 def uses(tree: ast.AST, root: str = "tensorflow") -> list[Use]:

@@ -17,20 +17,23 @@ def check_strategies(config: Config) -> Iterator[ConfigError]:
     yield from _check_strategy("strategy", config.strategy)
     yield from _check_strategy("eval_strategy", config.eval_strategy)
     yield from _check_eval_strategy(config)
-    train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
+    train = config.strategy.virtual_devices
+    evaluation = config.eval_strategy.virtual_devices
     if train is not None and evaluation is not None and train != evaluation:
         yield Conflict(
             f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ, but TensorFlow "
             "splits the CPU of a process only once. Set both to the same number."
         )
-    check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
+    num_workers = config.cluster.num_workers if config.cluster.resolver == "local" else 1
+    check_batch_divides(config, num_workers)
     check_min_workers(config)
     yield from _check_found_accumulation(config)
 
 
 def _check_cluster(config: Config) -> Iterator[ConfigError]:
     """Yield messages about a resolver that does not work with the strategy, and settings that the resolver ignores."""
-    resolver, strategy = config.cluster.resolver, config.strategy.name
+    resolver = config.cluster.resolver
+    strategy = config.strategy.name
     if resolver == "tpu" and strategy != "tpu":
         yield Conflict(f"cluster.resolver=tpu works with strategy=tpu only, not with strategy={strategy}.")
     if strategy == "tpu" and resolver not in ("auto", "tpu"):
@@ -46,20 +49,36 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[ConfigEr
     """Yield messages about options that the chosen strategy would ignore, and options that exclude each other."""
     if strategy.name is None and key == "strategy":
         yield NotSet("strategy.name=null: name a strategy, such as default.")
+    yield from _check_options(key, strategy)
+    yield from _check_devices(key, strategy)
+    if strategy.num_packs is not None and strategy.cross_device_ops not in schema.PACKED_OPS:
+        yield NoEffect(
+            f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
+            f"{strategy.cross_device_ops or 'null'}. Use cross_device_ops={' or '.join(schema.PACKED_OPS)}."
+        )
+
+
+def _check_options(key: str, strategy: EvalStrategyConfig) -> Iterator[ConfigError]:
+    """Yield messages about options of other strategies, and about a `cross_device_ops` that is not known."""
     allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
     for option, value in vars(strategy).items():
         if option != "name" and value is not None and option not in allowed:
-            yield NoEffect(
-                f"{key}.{option}={value} has no effect with {key}={strategy.name or 'same'}. "
-                f"Its options: {', '.join(allowed) or 'none'}."
-            )
+            chosen = strategy.name or "same"
+            options = ", ".join(allowed) or "none"
+            yield NoEffect(f"{key}.{option}={value} has no effect with {key}={chosen}. Its options: {options}.")
     ops = strategy.cross_device_ops
     if ops is not None and ops not in schema.CROSS_DEVICE_OPS and "." not in ops:
         yield NotAllowed(
             f"{key}.cross_device_ops={ops} is not allowed. Allowed: {', '.join(schema.CROSS_DEVICE_OPS)}, or "
             "package.module.Class of your own tf.distribute.CrossDeviceOps."
         )
-    devices, num_gpus, virtual_devices = strategy.devices, strategy.num_gpus, strategy.virtual_devices
+
+
+def _check_devices(key: str, strategy: EvalStrategyConfig) -> Iterator[ConfigError]:
+    """Yield messages about a wrong list of devices, and about several keys that each choose the devices."""
+    devices = strategy.devices
+    num_gpus = strategy.num_gpus
+    virtual_devices = strategy.virtual_devices
     if devices is not None and not devices:
         yield Empty(f"{key}.devices=[] names no device. Use null for all devices.")
     if devices and len(set(devices)) < len(devices):
@@ -74,11 +93,6 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[ConfigEr
         yield Conflict(
             f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={virtual_devices} exclude each other. Set one of "
             "them to null."
-        )
-    if strategy.num_packs is not None and strategy.cross_device_ops not in schema.PACKED_OPS:
-        yield NoEffect(
-            f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
-            f"{strategy.cross_device_ops or 'null'}. Use cross_device_ops={' or '.join(schema.PACKED_OPS)}."
         )
 
 
@@ -110,22 +124,40 @@ def check_min_workers(config: Config, num_replicas: int | None = None, why: str 
     Raises:
       ConfigError: it may not.
     """
-    least, most, train = config.cluster.min_workers, config.cluster.num_workers, config.input.train
+    least = config.cluster.min_workers
+    most = config.cluster.num_workers
     if least is None or config.command not in schema.TRAINING_COMMANDS:
         return
     given = f"cluster.min_workers={least}"
     if config.strategy.name != "multi_worker":
         raise NoEffect(f"{given} has no effect with strategy={config.strategy.name}, only with multi_worker.")
-    if why or config.cluster.resolver not in ("auto", "local"):
+    if not why and config.cluster.resolver not in ("auto", "local"):
+        why = f"cluster.resolver={config.cluster.resolver}."
+    if why:
         raise Conflict(
-            f"{given}: {why or f'cluster.resolver={config.cluster.resolver}.'} Only a command that starts all workers "
-            "itself may go on with fewer; Slurm and Kubernetes start lost ones again. Remove the key."
+            f"{given}: {why} Only a command that starts all workers itself may go on with fewer; Slurm and Kubernetes "
+            "start lost ones again. Remove the key."
         )
     if least > most:
         raise OutOfRange(f"{given} is more than cluster.num_workers={most}. Use 1 to {most}.")
-    if least == most:
-        return
-    may = f"{given}, with which {most} workers may become {least}"
+    if least < most:
+        _check_fewer_workers(config, least, num_replicas)
+
+
+def _check_fewer_workers(config: Config, least: int, num_replicas: int | None) -> None:
+    """Check that a step has the same examples and the same learning rate when workers are lost.
+
+    Args:
+      config: the config.
+      least: `cluster.min_workers`, fewer than all.
+      num_replicas: as in `check_min_workers`.
+
+    Raises:
+      ConfigError: it may not.
+    """
+    most = config.cluster.num_workers
+    train = config.input.train
+    may = f"cluster.min_workers={least}, with which {most} workers may become {least}"
     if train.shard != "examples":
         raise Conflict(
             f"{may}: with input.train.shard={train.shard} fewer workers may not go on at the next example. Set "
@@ -139,11 +171,11 @@ def check_min_workers(config: Config, num_replicas: int | None = None, why: str 
     if train.batch_size is None:
         raise NotSet(f"{may}: with input.train.batch_size=null a step would have other examples. Set a batch size.")
     parts = (num_replicas or config.strategy.virtual_devices or 1) * config.train.first_accumulation
-    over = [count for count in range(most, least - 1, -1) if train.batch_size % (count * parts)]
-    if over:
+    refused = [count for count in range(most, least - 1, -1) if train.batch_size % (count * parts)]
+    if refused:
         unit = math.lcm(*range(least, most + 1)) * parts
         use = f"a multiple of {unit}, or " if unit <= MOST_COUNTED else ""
-        counts = ", ".join(map(str, over[:9]))
+        counts = ", ".join(map(str, refused[:9]))
         raise OutOfRange(
             f"{may}: input.train.batch_size={train.batch_size} does not divide over {counts} workers x {parts} "
             f"(replicas x micro-batches of each). Use {use}a larger cluster.min_workers."
@@ -161,19 +193,28 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     Raises:
       ConfigError: the batch size does not divide.
     """
-    size, strategy, parts = config.input.train.batch_size, config.strategy, config.train.first_accumulation
+    size = config.input.train.batch_size
+    strategy = config.strategy
+    parts = config.train.first_accumulation
     replicas = 1
     if strategy.name in ("mirrored", "central_storage"):
-        replicas = len(strategy.devices or ()) or strategy.num_gpus or strategy.virtual_devices or 1
+        num_devices = len(strategy.devices or ())
+        replicas = num_devices or strategy.num_gpus or strategy.virtual_devices or 1
     if strategy.name == "multi_worker":
         replicas = num_workers * (strategy.virtual_devices or 1)
     unit = replicas * parts
     if size is None or size % unit == 0 or config.command not in schema.TRAINING_COMMANDS:
         return
-    below, above = size // unit * unit, (size // unit + 1) * unit
+    below = size // unit * unit
+    above = below + unit
     use = f"{below} or {above}" if below else f"{above}"
-    over = f"{replicas} replicas" if parts == 1 else f"{replicas} x {parts} parts (train.gradient_accumulation={parts})"
-    raise OutOfRange(f"input.train.batch_size={size} does not divide over {over}. Use {use}.{why and f' {why}'}")
+    over = f"{replicas} replicas"
+    if parts != 1:
+        over = f"{replicas} x {parts} parts (train.gradient_accumulation={parts})"
+    message = f"input.train.batch_size={size} does not divide over {over}. Use {use}."
+    if why:
+        message = f"{message} {why}"
+    raise OutOfRange(message)
 
 
 def next_accumulation(number: int, batch_size: int | None, num_replicas: int) -> int | None:

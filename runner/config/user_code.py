@@ -65,9 +65,15 @@ def locate(key: str, name: str, default: str) -> Location:
         return _locate_in_main(key, name, default)
     spec, rest, directories = _deepest_module(key, name)
     attribute = ".".join(rest) or default
-    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    is_bare = spec.origin is None and bool(directories)  # a package without __init__.py defines no names itself
-    defined = set[str]() if is_bare else _top_level_names(file) if file else None
+    file: Path | None = None
+    if spec.origin and spec.origin.endswith(".py"):
+        file = Path(spec.origin)
+    is_bare = spec.origin is None and bool(directories)
+    defined: set[str] | None = None
+    if is_bare:
+        defined = set()  # a package without __init__.py defines no names itself
+    elif file is not None:
+        defined = _top_level_names(file)
     first = attribute.split(".")[0]
     if defined is not None and first not in defined:
         if is_bare or (rest and directories):
@@ -103,8 +109,9 @@ def _locate_in_main(key: str, name: str, default: str) -> Location:
     if not hasattr(main, first):
         hint = did_you_mean(first, [other for other in dir(main) if not other.startswith("_")])
         raise UserCodeError(f"{key}={name}: this notebook or script has no {first!r}.{hint} Run the cell that has it.")
-    file = getattr(main, "__file__", None)
-    return Location(_MAIN, attribute, Path(file) if file else None)
+    path = getattr(main, "__file__", None)  # a notebook has none
+    file = Path(path) if path else None
+    return Location(_MAIN, attribute, file)
 
 
 def load(key: str, name: str, default: str) -> Callable[..., Any]:
@@ -139,26 +146,33 @@ def _deepest_module(key: str, name: str) -> tuple[ModuleSpec, list[str], list[st
       (the module's spec, the remaining parts of `name`, the folders of the module's submodules).
     """
     parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
+    if not _is_dotted_name(name):
         # The user may have written a path, or module:function.
         likely = name.replace(".py", "").replace("/", ".").replace(":", ".")
-        hint = f" Did you mean {likely!r}?" if all(part.isidentifier() for part in likely.split(".")) else ""
+        hint = f" Did you mean {likely!r}?" if _is_dotted_name(likely) else ""
         raise UserCodeError(f"{key}={name} is not a dotted name.{hint} Use package.module or package.module.function.")
     spec = _find_spec(parts[0], None)
     if spec is None:
         names = [module.name for module in pkgutil.iter_modules() if not module.name.startswith("_")]
         names += [entry.name for entry in Path.cwd().iterdir() if entry.is_dir()]  # packages without __init__.py
+        hint = did_you_mean(parts[0], names)
         raise UserCodeError(
-            f"{key}={name}: no module {parts[0]!r} in {os.getcwd()} or among the installed packages."
-            f"{did_you_mean(parts[0], names)}"
+            f"{key}={name}: no module {parts[0]!r} in {os.getcwd()} or among the installed packages.{hint}"
         )
-    used, path = 1, list(spec.submodule_search_locations or ())
-    while used < len(parts) and path:
-        deeper = _find_spec(".".join(parts[: used + 1]), path)
+    num_used = 1
+    folders = list(spec.submodule_search_locations or ())
+    while num_used < len(parts) and folders:
+        deeper = _find_spec(".".join(parts[: num_used + 1]), folders)
         if deeper is None:
             break
-        spec, used, path = deeper, used + 1, list(deeper.submodule_search_locations or ())
-    return spec, parts[used:], path
+        spec = deeper
+        num_used += 1
+        folders = list(deeper.submodule_search_locations or ())
+    return spec, parts[num_used:], folders
+
+
+def _is_dotted_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -211,4 +225,6 @@ def _top_level_names(file: Path) -> set[str] | None:
             names.add(node.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    return None if "*" in names or "__getattr__" in names else names
+    if "*" in names or "__getattr__" in names:
+        return None
+    return names

@@ -29,10 +29,10 @@ from runner.config.mistakes import (
     Twice,
 )  # fmt: skip
 from runner.config.saved_config import FILE
-from runner.config.schema import PREDICTION_FORMATS, Config
+from runner.config.schema import PREDICTION_FORMATS, Config, WarmStartConfig
 from runner.config.settings.limits import as_typed
 from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceLROnPlateau
-from runner.config.step_range import parse_step_range
+from runner.config.settings.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
 from runner.system.files import place_of, read_json
 from runner.system.redaction import masked_value
@@ -129,18 +129,21 @@ def checkpoint_in(key: str, config: Config) -> str | None:
     Raises:
       ConfigError: the checkpoint does not exist.
     """
-    chosen, model_dir = operator.attrgetter(key)(config), Path(str(config.model_dir))
+    chosen: str | None = operator.attrgetter(key)(config)
     if chosen is None:
         return None
-    names = [file.stem for file in model_dir.glob("*.index")]
-    there = {int(name.rpartition("-")[2]): name for name in names if re.fullmatch(r"[^.]*\.ckpt-\d+", name)}
+    model_dir = Path(str(config.model_dir))
+    by_step = _checkpoints_by_step(model_dir)
     if chosen == "best":
-        return str(model_dir / _best_in(key, config, [there[step] for step in sorted(there)]))
-    by_step = [model_dir / there[int(chosen)]] if chosen.isdecimal() and int(chosen) in there else []
-    for path in (*by_step, Path(chosen), model_dir / chosen):
+        return str(model_dir / _best_in(key, config, list(by_step.values())))
+    candidates = [Path(chosen), model_dir / chosen]
+    if chosen.isdecimal() and int(chosen) in by_step:
+        # First: a number is a step, even where a file has that name.
+        candidates.insert(0, model_dir / by_step[int(chosen)])
+    for path in candidates:
         if Path(f"{path}.index").is_file():
             return str(path)
-    listed = ", ".join(there[step] for step in sorted(there)) or "none"
+    listed = ", ".join(by_step.values()) or "none"
     raise NotFound(
         f"{key}={chosen}: there is no such checkpoint. {model_dir} has: {listed}. Allowed: null (the newest), best, "
         "a step, a path."
@@ -151,22 +154,37 @@ _CHECKPOINTS = {"eval.checkpoint": "evaluate", "predict.checkpoint": "predict", 
 """Key -> the command that reads it."""
 
 
+def _checkpoints_by_step(model_dir: Path) -> dict[int, str]:
+    """Return global step -> name of its checkpoint in `model_dir`, the oldest first."""
+    names: dict[int, str] = {}
+    for file in model_dir.glob("*.index"):
+        name = file.stem
+        if re.fullmatch(r"[^.]*\.ckpt-\d+", name):
+            names[int(name.rpartition("-")[2])] = name
+    return dict(sorted(names.items()))
+
+
 def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
     """Return the best of the checkpoints `names` (oldest first) by the metric of `checkpoint.keep_best`.
 
     Raises:
       ConfigError: that metric is not set, or no checkpoint has it.
     """
-    best, model_dir = config.checkpoint.keep_best, Path(str(config.model_dir))
-    noted = {name: read_json(place_of(model_dir / f"{name}{CHECKPOINT_METRICS}")) or {} for name in names}
-    listed = "; ".join(f"{name} ({', '.join(sorted(found)) or 'not evaluated'})" for name, found in noted.items())
-    there = f"In {model_dir} are: {listed or 'none'}."
-    if best.metric is None:
+    rule = config.checkpoint.keep_best
+    model_dir = Path(str(config.model_dir))
+    values: dict[str, float] = {}
+    listed: list[str] = []
+    for name in names:
+        metrics = read_json(place_of(model_dir / f"{name}{CHECKPOINT_METRICS}")) or {}
+        if rule.metric in metrics:
+            values[name] = metrics[rule.metric]
+        listed.append(f"{name} ({', '.join(sorted(metrics)) or 'not evaluated'})")
+    there = f"In {model_dir} are: {'; '.join(listed) or 'none'}."
+    if rule.metric is None:
         raise NotSet(f"{key}=best needs checkpoint.keep_best.metric, which is null. Set it, or use a step. {there}")
-    values = {name: found[best.metric] for name, found in noted.items() if best.metric in found}
-    ranked = rank_by(values, best.metric, best.mode)
+    ranked = rank_by(values, rule.metric, rule.mode)
     if not ranked:
-        raise NotFound(f"{key}=best: no checkpoint has the metric {best.metric} (checkpoint.keep_best.metric). {there}")
+        raise NotFound(f"{key}=best: no checkpoint has the metric {rule.metric} (checkpoint.keep_best.metric). {there}")
     return ranked[0]
 
 
@@ -175,7 +193,9 @@ def _check_folders(config: Config) -> Iterator[ConfigError]:
     is_of_a_run = config.command not in schema.ENVIRONMENT_COMMANDS or config.command == "cluster_info"
     for key in ("model_dir", "export.dir", "sweep.dir", "predict.output", "new.path"):
         may_be_store = key in ("model_dir", "export.dir", "sweep.dir") and is_of_a_run
-        if mistake := url_mistake(f"{key}=", operator.attrgetter(key)(config), may_be_store=may_be_store):
+        folder = operator.attrgetter(key)(config)
+        mistake = url_mistake(f"{key}=", folder, may_be_store=may_be_store)
+        if mistake:
             yield NotAllowed(mistake)
 
 
@@ -194,8 +214,10 @@ def _check_diff(config: Config) -> Iterator[ConfigError]:
     """Yield a message about command=diff without diff.runs, or diff.runs without command=diff."""
     runs = config.diff.runs
     if config.command == "diff" and len(runs or ()) < 2:
-        newest = [str(run) for run in newest_runs(Path("outputs"))]
-        example = ",".join(newest[:2]) if len(newest) > 1 else "outputs/a,outputs/b"
+        two = newest_runs(Path("outputs"))[:2]
+        example = "outputs/a,outputs/b"
+        if len(two) == 2:
+            example = ",".join(map(str, two))
         yield NotSet(f"command=diff compares two runs or more. Set diff.runs=[{example}]")
     if config.command != "diff" and runs is not None:
         yield NoEffect(f"diff.runs={as_typed(runs)} has no effect without command=diff.")
@@ -203,21 +225,24 @@ def _check_diff(config: Config) -> Iterator[ConfigError]:
 
 def _check_functions(config: Config) -> Iterator[ConfigError]:
     """Yield a message for each function that the command calls and that is not set."""
-    command, input = config.command, config.input
+    command = config.command
+    inputs = config.input
     if command in schema.ENVIRONMENT_COMMANDS:
         return
     if command != "inspect" and not config.model.fn:
         yield NotSet("model.fn is not set. Use package.module or package.module.function, or choose model=...")
-    if command in schema.TRAINING_COMMANDS and not input.train.fn:
+    if command in schema.TRAINING_COMMANDS and not inputs.train.fn:
         yield NotSet(f"input.train.fn is not set, but command={command} trains. Choose input=... or set it.")
-    if command == "predict" and not input.predict.fn:
+    if command == "predict" and not inputs.predict.fn:
         yield NotSet("input.predict.fn is not set, but command=predict needs it. Choose input=... or set it.")
-    if command == "evaluate" and not input.evals:
+    if command == "evaluate" and not inputs.evals:
         yield NotSet("input.eval is empty, but command=evaluate needs at least one evaluation.")
-    for name, block in input.evals.items() if command in schema.EVALUATING_COMMANDS else ():
+    if command not in schema.EVALUATING_COMMANDS:
+        return
+    advice = "" if command == "evaluate" else " Set it, or turn evaluation off: input.eval=null."
+    for name, block in inputs.evals.items():
         if not block.fn:
-            without = "" if command == "evaluate" else " Set it, or turn evaluation off: input.eval=null."
-            yield NotSet(f"{schema.eval_key(name)}.fn is not set.{without}")
+            yield NotSet(f"{schema.eval_key(name)}.fn is not set.{advice}")
 
 
 def _check_model_dir(config: Config) -> Iterator[ConfigError]:
@@ -228,7 +253,8 @@ def _check_model_dir(config: Config) -> Iterator[ConfigError]:
     newest = f" The newest: {runs}." if runs else ""
     if not config.model_dir:
         yield NotSet(f"command={config.command} reads an earlier run. Set model_dir=outputs/<run>.{newest}")
-    directory, shown = Path(str(config.model_dir)), f"model_dir={config.model_dir}"
+    directory = Path(str(config.model_dir))
+    shown = f"model_dir={config.model_dir}"
     if not directory.is_dir():
         yield NotFound(f"{shown}: there is no such folder.{newest}")
     if not (directory / "checkpoint").exists() and not any(directory.glob("*.index")):
@@ -251,7 +277,45 @@ def _check_inputs(config: Config) -> Iterator[ConfigError]:
 
 def _check_train_input(config: Config) -> Iterator[ConfigError]:
     """Yield messages about settings that contradict a requested exact resume, or that the strategy does not support."""
-    block, exact = config.input.train, [("run.deterministic", "true")] if config.run.deterministic else []
+    yield from _check_data_service(config)
+    if config.command not in schema.TRAINING_COMMANDS:
+        return
+    block = config.input.train
+    if block.options.deterministic is False:
+        for key, value in _settings_that_need_order(config, "counted"):
+            yield Conflict(
+                f"input.train.options.deterministic=false with {key}={value}: the examples come in a different order "
+                "each time. Unset one of them."
+            )
+    if block.prefetch_to_device is None:
+        return
+    given = f"input.train.prefetch_to_device={block.prefetch_to_device}"
+    if config.checkpoint.input_state == "saved":
+        yield Conflict(
+            f"{given} with checkpoint.input_state=saved: the state of batches on a device cannot be saved. Unset one "
+            "of them."
+        )
+    strategy = config.strategy.name
+    if strategy not in ("default", "one_device"):
+        yield Conflict(f"{given} does not work with strategy={strategy}, whose replicas share one batch. Unset it.")
+
+
+def _settings_that_need_order(config: Config, input_state: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) of each setting that asks for an exact resume, which an input whose order varies cannot give.
+
+    Args:
+      config: the config.
+      input_state: the value of `checkpoint.input_state` that counts as such.
+    """
+    if config.run.deterministic:
+        yield "run.deterministic", "true"
+    if config.checkpoint.input_state == input_state:
+        yield "checkpoint.input_state", input_state
+
+
+def _check_data_service(config: Config) -> Iterator[ConfigError]:
+    """Yield messages about a tf.data service that cannot be reached, or does not work with other settings."""
+    block = config.input.train
     service = block.service
     if service.address is None:
         yield from _check_unused("input.train.service", service, "input.train.service.address")
@@ -262,45 +326,29 @@ def _check_train_input(config: Config) -> Iterator[ConfigError]:
         )
     if service.job_name == "":
         yield Empty("input.train.service.job_name='' is empty. Use a name, or null.")
-    if config.command not in schema.TRAINING_COMMANDS:
+    if not service.address or config.command not in schema.TRAINING_COMMANDS:
         return
-    strategy, saved = config.strategy.name, [("checkpoint.input_state", "saved")]
-    saved = saved if config.checkpoint.input_state == "saved" else []
-    for key, value in [*exact, *saved] if service.address else ():
+    for key, value in _settings_that_need_order(config, "saved"):
         yield Conflict(
             f"input.train.service.address={service.address} with {key}={value}: a service returns elements in no "
             "fixed order, and has no position to save. Unset one of them."
         )
-    if service.address and strategy in ("parameter_server", "tpu"):
+    if config.strategy.name in ("parameter_server", "tpu"):
         yield Conflict(
-            f"input.train.service.address={service.address} does not work with strategy={strategy}. Unset it, or use "
-            "another strategy."
+            f"input.train.service.address={service.address} does not work with strategy={config.strategy.name}. Unset "
+            "it, or use another strategy."
         )
-    if service.address and block.shard != "auto":
+    if block.shard != "auto":
         yield NoEffect(
             f"input.train.shard={block.shard} has no effect with input.train.service.address: the service distributes "
             "the elements among the workers. Set input.train.shard=auto."
         )
-    if block.options.deterministic is False:
-        counted = [("checkpoint.input_state", "counted")] if config.checkpoint.input_state == "counted" else []
-        for key, value in [*exact, *counted]:
-            yield Conflict(
-                f"input.train.options.deterministic=false with {key}={value}: the examples come in a different order "
-                "each time. Unset one of them."
-            )
-    if block.prefetch_to_device is not None:
-        given = f"input.train.prefetch_to_device={block.prefetch_to_device}"
-        for key, value in saved:
-            yield Conflict(
-                f"{given} with {key}={value}: the state of batches on a device cannot be saved. Unset one of them."
-            )
-        if strategy not in ("default", "one_device"):
-            yield Conflict(f"{given} does not work with strategy={strategy}, whose replicas share one batch. Unset it.")
 
 
 def _check_evaluation(config: Config) -> Iterator[ConfigError]:
     names = {schema.eval_key(name): name for name in config.input.evals if name}
-    names |= {f"eval.name={config.eval.name}": config.eval.name} if config.eval.name is not None else {}
+    if config.eval.name is not None:
+        names[f"eval.name={config.eval.name}"] = config.eval.name
     for shown, name in names.items():
         if not re.fullmatch(r"[\w.-]+", name):
             yield Malformed(f"{shown}: the name of an evaluation may contain letters, digits, '_', '-' and '.'.")
@@ -323,15 +371,13 @@ def _check_evaluation_name(config: Config) -> Iterator[ConfigError]:
         )
     if config.command != "evaluate":
         return
-    # Not `read_saved`: the command has already read the file by it, and its warnings would be printed twice.
-    file = Path(str(config.model_dir)) / FILE
-    tree = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
-    saved: Any = OmegaConf.to_container(tree, resolve=True)
-    saved = (saved.get("input") or {}).get("eval") or {}
-    of_run = {"": saved} if "fn" in saved and not isinstance(saved["fn"], Mapping) else saved
+    of_run = _evaluations_of_run(Path(str(config.model_dir)))
     for own, block in config.input.evals.items():
-        recorded, known = config.eval.recorded_name(own), of_run.get(config.eval.recorded_name(own))
-        changed = [key for key in ("fn", "params") if known is not None and known.get(key) != getattr(block, key)]
+        recorded = config.eval.recorded_name(own)
+        of_same_name = of_run.get(recorded)
+        if of_same_name is None:
+            continue
+        changed = [key for key in ("fn", "params") if of_same_name.get(key) != getattr(block, key)]
         if changed:
             yield Conflict(
                 f"{schema.eval_key(own)}.{changed[0]} differs from the setting of the run in {config.model_dir}, so "
@@ -340,12 +386,26 @@ def _check_evaluation_name(config: Config) -> Iterator[ConfigError]:
             )
 
 
+def _evaluations_of_run(model_dir: Path) -> Mapping[str, Any]:
+    """Return name -> block of `input.eval` in the config.yaml of the run in `model_dir`; {} if it has none."""
+    # Not `read_saved`: the command has already read the file by it, and its warnings would be printed twice.
+    file = model_dir / FILE
+    if not file.is_file():
+        return {}
+    saved: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    evals: Mapping[str, Any] = (saved.get("input") or {}).get("eval") or {}
+    # An evaluation may itself have the name `fn`: then a block stands there, and no function.
+    is_one_block = "fn" in evals and not isinstance(evals["fn"], Mapping)
+    return {"": evals} if is_one_block else evals
+
+
 def _check_checkpoint(config: Config) -> Iterator[ConfigError]:
     """Yield messages about save_steps and save_secs that are both set, and settings of keep_best without a metric.
 
     An explicit save_secs that equals its default cannot be noticed.
     """
-    steps, secs = config.checkpoint.save_steps, config.checkpoint.save_secs
+    steps = config.checkpoint.save_steps
+    secs = config.checkpoint.save_secs
     if steps is not None and secs not in (None, schema.CheckpointConfig().save_secs):
         yield Conflict(
             f"checkpoint.save_steps={steps} and checkpoint.save_secs={secs} exclude each other. "
@@ -358,17 +418,27 @@ def _check_chosen_checkpoint(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a chosen checkpoint that does not exist, or that the command does not read."""
     for key, command in _CHECKPOINTS.items():
         chosen = operator.attrgetter(key)(config)
-        trains = config.command in schema.TRAINING_COMMANDS
         if config.command == command:
             checkpoint_in(key, config)
         elif chosen is not None:
-            instead = "; training resumes from the newest checkpoint" if trains else f", not with {config.command}"
+            instead = f", not with {config.command}"
+            if config.command in schema.TRAINING_COMMANDS:
+                instead = "; training resumes from the newest checkpoint"
             yield NoEffect(f"{key}={chosen} works with command={command} only{instead}.")
 
 
 def _check_export(config: Config) -> Iterator[ConfigError]:
-    """Yield messages about export settings that have no effect, and an exporter `best` without an evaluation."""
-    export, exporters = config.export, config.export.exporters or []
+    """Yield messages about export settings that have no effect, or do not work with others."""
+    yield from _check_exporters(config)
+    yield from _check_registration(config)
+    if config.export.best.metric is not None:
+        yield from _check_metric("export.best.metric", config.export.best.metric, config)
+
+
+def _check_exporters(config: Config) -> Iterator[ConfigError]:
+    """Yield messages about a wrong list of exporters, and about what they export and by which evaluation."""
+    export = config.export
+    exporters = export.exporters or []
     if len(set(exporters)) < len(exporters):
         yield Twice(f"export.exporters=[{','.join(exporters)}] names an exporter twice. Remove one of them.")
     if export.exporters is not None and not exporters:
@@ -386,34 +456,32 @@ def _check_export(config: Config) -> Iterator[ConfigError]:
             f"export.exporters contains best, but command={config.command} does not evaluate. Remove it, or use "
             "command=train_and_evaluate."
         )
-    if export.register is not None and not config.tracking.has_mlflow:
+
+
+def _check_registration(config: Config) -> Iterator[ConfigError]:
+    """Yield messages about the name and the alias under which MLflow's registry is to have the exported models."""
+    name = config.export.register
+    alias = config.export.alias
+    if name is not None and not config.tracking.has_mlflow:
         yield Conflict(
-            f"export.register={export.register} is a name in MLflow's registry, but "
+            f"export.register={name} is a name in MLflow's registry, but "
             f"tracking.backend={as_typed(config.tracking.backend)} does not record in MLflow. Set tracking=mlflow, or "
             "export.register=null."
         )
-    if export.register is not None and not config.exports and config.command in schema.MODEL_COMMANDS:
-        yield NoEffect(f"export.register={export.register} has no effect without export.exporters, such as [final].")
-    if export.alias is not None and export.register is None:
-        yield NoEffect(
-            f"export.alias={export.alias} has no effect without export.register, the name of the registered model."
-        )
-    if export.alias is not None and (export.alias == "latest" or re.fullmatch(r"v\d+", export.alias)):
-        yield NotAllowed(f"export.alias={export.alias}: MLflow reserves this name. Use another one, such as champion.")
-    if export.best.metric is not None:
-        yield from _check_metric("export.best.metric", export.best.metric, config)
+    if name is not None and not config.exports and config.command in schema.MODEL_COMMANDS:
+        yield NoEffect(f"export.register={name} has no effect without export.exporters, such as [final].")
+    if alias is None:
+        return
+    if name is None:
+        yield NoEffect(f"export.alias={alias} has no effect without export.register, the name of the registered model.")
+    if alias == "latest" or re.fullmatch(r"v\d+", alias):
+        yield NotAllowed(f"export.alias={alias}: MLflow reserves this name. Use another one, such as champion.")
 
 
 def _check_warm_start(config: Config) -> Iterator[ConfigError]:
     """Yield messages about a warm start from a missing checkpoint, and regular expressions that do not compile."""
     warm_start = config.train.warm_start
-    for index, pattern in enumerate(warm_start.include or ()):
-        compile_pattern(f"train.warm_start.include[{index}]", pattern)
-    for new, old in warm_start.rename.items():
-        groups = compile_pattern("train.warm_start.rename", new).groups
-        wanted = max((int(number) for number in re.findall(r"\\(\d+)", old)), default=0)
-        if wanted > groups:
-            yield Malformed(f"train.warm_start.rename: {old!r} uses group {wanted}, but {new!r} has {groups} groups.")
+    yield from _check_warm_start_patterns(warm_start)
     if warm_start.checkpoint is None:
         for name in ("include", "rename", "vocabularies"):
             if getattr(warm_start, name):
@@ -421,21 +489,60 @@ def _check_warm_start(config: Config) -> Iterator[ConfigError]:
         return
     if warm_start.include is not None and not (warm_start.include or warm_start.vocabularies):
         yield Empty("train.warm_start.include=[] selects nothing. Use null for every trainable variable.")
-    is_fresh = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
-    begins = is_fresh and config.command in schema.TRAINING_COMMANDS
+    # A run that resumes does not read these files, which may be gone.
+    is_new = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
+    reads_files = is_new and config.command in schema.TRAINING_COMMANDS
+    yield from _check_vocabularies(warm_start, reads_files=reads_files)
+    if reads_files:
+        yield from _check_warm_start_checkpoint(warm_start.checkpoint)
+
+
+def _check_warm_start_patterns(warm_start: WarmStartConfig) -> Iterator[ConfigError]:
+    """Yield messages about replacements that use groups which their patterns do not have.
+
+    Raises:
+      ConfigError: a pattern does not compile.
+    """
+    for index, pattern in enumerate(warm_start.include or ()):
+        compile_pattern(f"train.warm_start.include[{index}]", pattern)
+    for new, old in warm_start.rename.items():
+        groups = compile_pattern("train.warm_start.rename", new).groups
+        used = [int(number) for number in re.findall(r"\\(\d+)", old)]
+        largest = max(used, default=0)
+        if largest > groups:
+            yield Malformed(f"train.warm_start.rename: {old!r} uses group {largest}, but {new!r} has {groups} groups.")
+
+
+def _check_vocabularies(warm_start: WarmStartConfig, *, reads_files: bool) -> Iterator[ConfigError]:
+    """Yield messages about files of tokens that are not set, or not there although this command `reads_files`."""
     for name, vocabulary in warm_start.vocabularies.items():
         for setting in ("new_vocab", "old_vocab"):
-            key, file = f"train.warm_start.vocabularies.{name}.{setting}", getattr(vocabulary, setting)
+            key = f"train.warm_start.vocabularies.{name}.{setting}"
+            file = getattr(vocabulary, setting)
             if not file:
                 yield NotSet(f"{key} is not set. It must be a file with one token per line, in the order of the rows.")
-            if begins and "://" not in file and not Path(file).is_file():
+            if reads_files and "://" not in file and not Path(file).is_file():
                 yield NotFound(f"{key}={file}: there is no such file.")
-    if begins and "://" not in warm_start.checkpoint:
-        path, files = Path(warm_start.checkpoint), ("checkpoint", "*.index", "variables/variables.index")
-        if not path.is_dir() and not Path(f"{path}.index").exists():
-            yield NotFound(f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder.")
-        if path.is_dir() and not any(found.is_file() for name in files for found in path.glob(name)):
+
+
+def _check_warm_start_checkpoint(checkpoint: str) -> Iterator[ConfigError]:
+    """Yield a message about a checkpoint that does not exist; one in an object store is not looked for."""
+    if "://" in checkpoint:
+        return
+    path = Path(checkpoint)
+    if path.is_dir():
+        if not _has_checkpoint(path):
             yield NotFound(f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder.")
+    elif not Path(f"{path}.index").exists():
+        yield NotFound(f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder.")
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Report whether a folder is a model_dir, or has a checkpoint or the variables of a SavedModel."""
+    for pattern in ("checkpoint", "*.index", "variables/variables.index"):
+        if any(file.is_file() for file in folder.glob(pattern)):
+            return True
+    return False
 
 
 def _check_rules(config: Config) -> Iterator[ConfigError]:
@@ -473,7 +580,8 @@ def _check_evaluator(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_prediction(config: Config) -> Iterator[ConfigError]:
-    output, keys = config.predict.output, config.predict.keys
+    output = config.predict.output
+    keys = config.predict.keys
     if output is not None and not output.endswith(tuple(PREDICTION_FORMATS)):
         known = ", ".join(f"{suffix} ({name})" for suffix, name in PREDICTION_FORMATS.items())
         yield Malformed(f"predict.output={output}: its suffix selects the format. Use one of {known}.")
@@ -510,26 +618,35 @@ def check_backend(written: str, value: Any, end: str = "") -> Iterator[ConfigErr
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
         yield Empty(f"{shown} names no tracker. Use none to record only in model_dir.")
-    names = []
+    names: list[str] = []
     for entry in entries:
-        is_class = isinstance(entry, Mapping) and {*entry} <= {"fn", "params"} and isinstance(entry.get("fn"), str)
-        params = entry.get("params") if isinstance(entry, Mapping) else None
-        if (not is_class and not isinstance(entry, str)) or not isinstance(params, Mapping | None):
+        if not _is_tracker(entry):
             yield Malformed(f"{shown}: {as_typed(entry)} is not a tracker. {_TRACKERS_IN_WORDS}")
             return
-        name = entry["fn"] if isinstance(entry, Mapping) else entry
-        if isinstance(entry, Mapping) and "." not in name:
+        takes_params = isinstance(entry, Mapping)
+        name = entry["fn"] if takes_params else entry
+        names.append(name)
+        if "." in name:
+            continue
+        if takes_params:
             said = f"{name} is not the dotted name of a class, and only a class takes params."
             yield Malformed(f"{shown}: {said} {_TRACKERS_IN_WORDS}")
-        elif name not in schema.TRACKERS and "." not in name:
-            yield NotAllowed(
-                f"{written}{name}{end} is not allowed.{did_you_mean(name, schema.TRACKERS)} {_TRACKERS_IN_WORDS}"
-            )
-        names.append(name)
+        elif name not in schema.TRACKERS:
+            hint = did_you_mean(name, schema.TRACKERS)
+            yield NotAllowed(f"{written}{name}{end} is not allowed.{hint} {_TRACKERS_IN_WORDS}")
     if "none" in names and len(names) > 1:
         yield Conflict(f"{shown}: none cannot be combined with other trackers. Remove it.")
     if len({*names}) < len(names):
         yield Twice(f"{shown} names a tracker twice. Remove one of them.")
+
+
+def _is_tracker(entry: Any) -> bool:
+    """Report whether an entry of `tracking.backend` is a name, or {fn: name, params: {}}."""
+    if isinstance(entry, str):
+        return True
+    if not isinstance(entry, Mapping) or not {*entry} <= {"fn", "params"}:
+        return False
+    return isinstance(entry.get("fn"), str) and isinstance(entry.get("params"), Mapping | None)
 
 
 _TRACKERS_IN_WORDS = (
@@ -539,7 +656,8 @@ _TRACKERS_IN_WORDS = (
 
 def _check_profile(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a run.profile that is not a range of steps, or lies beyond the last step of training."""
-    profile, max_steps = config.run.profile, config.train.max_steps
+    profile = config.run.profile
+    max_steps = config.train.max_steps
     if profile is None:
         return
     try:
@@ -570,11 +688,13 @@ def _check_inline(config: Config) -> Iterator[ConfigError]:
 
 def _check_training(config: Config) -> Iterator[ConfigError]:
     """Yield messages about a strategy with which train.jit is not supported, and a norm that is not logged."""
-    if config.train.jit and config.strategy.name not in _TRIED:
-        reason = "a TPU compiles every step" if config.strategy.name == "tpu" else "it compiles steps of one process"
+    if config.train.jit and config.strategy.name not in _OF_ONE_PROCESS:
+        reason = "it compiles steps of one process"
+        if config.strategy.name == "tpu":
+            reason = "a TPU compiles every step"
         yield Conflict(
             f"train.jit=true does not work with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
-            f"{', '.join(_TRIED)}."
+            f"{', '.join(_OF_ONE_PROCESS)}."
         )
     if config.train.log_gradient_norm and config.train.log_steps is None:
         yield NoEffect("train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100.")
@@ -594,10 +714,10 @@ def _check_debug(config: Config) -> Iterator[ConfigError]:
             "run.debug=nan with train.precision=mixed_float16: finding its loss scale produces gradients that are not "
             "finite. Set train.precision=float32."
         )
-    if config.strategy.name not in _TRIED:
+    if config.strategy.name not in _OF_ONE_PROCESS:
         yield Conflict(
             f"run.debug=nan does not work with strategy={config.strategy.name}, because it checks the steps of one "
-            f"process only. Use {', '.join(_TRIED)}."
+            f"process only. Use {', '.join(_OF_ONE_PROCESS)}."
         )
 
 
@@ -612,13 +732,15 @@ def _check_eager(config: Config) -> Iterator[ConfigError]:
     if config.run.debug == "nan":
         yield Conflict("run.eager=true with run.debug=nan, which needs the graph of a step. Unset one of them.")
     for setting in dataclasses.fields(config.train):
-        key, value = f"train.{setting.name}", getattr(config.train, setting.name)
+        key = f"train.{setting.name}"
+        value = getattr(config.train, setting.name)
         if setting.metadata.get("not_eager") and value != setting.default:
             works = f"{key}={as_typed(setting.default)}"
             yield Conflict(f"run.eager=true with {key}={as_typed(value)}, which needs a graph. Set {works}.")
 
 
-_TRIED = ("default", "one_device", "mirrored", "central_storage")
+_OF_ONE_PROCESS = ("default", "one_device", "mirrored", "central_storage")
+"""Strategies with which `train.jit` and `run.debug=nan` work."""
 
 
 # --- parts that several checks share ---------------------------------------------------------------------------------
@@ -653,12 +775,12 @@ def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = 
       of_training: a metric of training is allowed, too: `train/loss`.
     """
     prefixes = [evaluation_prefix(name) for name in config.input.evals]
-    prefix, slash, _ = metric.partition("/")
+    prefix, slash, quantity = metric.partition("/")
     if not slash:
         yield _without_evaluation(key, metric, config.input.evals)
     elif not is_of_evaluation(metric) and not of_training:
-        near = f"{prefixes[0] if prefixes else 'eval'}/{metric.partition('/')[2]}"
-        yield NotFound(f"{key}={metric}: {prefix!r} is not an evaluation. Write {near}.")
+        first = prefixes[0] if prefixes else "eval"
+        yield NotFound(f"{key}={metric}: {prefix!r} is not an evaluation. Write {first}/{quantity}.")
     elif re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
         there = ", ".join(f"{known}/..." for known in prefixes) or "none, since input.eval is empty"
         yield NotFound(f"{key}={metric}: there is no such evaluation. There are: {there}.")

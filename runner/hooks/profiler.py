@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.config.step_range import StepRange
+from runner.config.settings.step_range import StepRange
 from runner.hooks.hook import Every, Hook, Run
 from runner.system.console import relative
 from runner.types import StepResult

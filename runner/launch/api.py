@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from runner.checkpoint import retention
 from runner.checkpoint_files import layout
 from runner.config import parsing, saved_config, user_code
-from runner.config.hydra import mistake_in
+from runner.config.hydra_mistakes import mistake_in
 from runner.config.schema import Config
 from runner.launch.app import MISTAKES, command_of
 from runner.launch.start_files import read_overrides

@@ -36,18 +36,20 @@ from runner.config.hydra import (
     VERSION,
     Composer,
     RefusedJob,
-    check_composed,
-    check_declared_params,
-    check_groups,
     conf_path,
     config_flags,
-    file_with,
-    groups_without_option,
     keep_private,
-    misfit_typed,
     prepare,
     read_flags,
     write_privately,
+)
+from runner.config.hydra_mistakes import (
+    check_composed,
+    check_declared_params,
+    check_groups,
+    file_with,
+    groups_without_option,
+    misfit_typed,
 )
 from runner.config.job_id import settings_id
 from runner.config.mistakes import ConfigError, Conflict, NoEffect, NotAllowed, NotSet

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import user_code
-from runner.config.hydra import mistake_in, prepare
+from runner.config.hydra import prepare
+from runner.config.hydra_mistakes import mistake_in
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TaskStarter
 from runner.system.exit_codes import FINISHED

@@ -30,7 +30,7 @@ from runner.config.schema import (
     WarmStartConfig,
     eval_key,
 )
-from runner.config.step_range import parse_step_range
+from runner.config.settings.step_range import parse_step_range
 from runner.config.strategy_validation import check_min_workers
 from runner.data.inputs import Input
 from runner.distribute.cluster import ALONE, Cluster

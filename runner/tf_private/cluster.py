@@ -45,13 +45,16 @@ def strategy_seen(is_there: bool) -> contextlib.AbstractContextManager[None]:
 
     Private: none; the function is replaced in the public modules, where user code looks it up.
     """
+    if not is_there:
+        return contextlib.nullcontext()
     has_one = tf.distribute.has_strategy
 
     def has_strategy() -> bool:
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-        return bool(has_one()) or caller.partition(".")[0] not in _FRAMEWORKS
+        is_user_code = caller.partition(".")[0] not in _FRAMEWORKS
+        return bool(has_one()) or is_user_code
 
-    modules = (tf.distribute, tf.compat.v1.distribute, tf.compat.v2.distribute) if is_there else ()
+    modules = (tf.distribute, tf.compat.v1.distribute, tf.compat.v2.distribute)
     return all_replaced(*((module, "has_strategy", has_strategy) for module in modules))
 
 
@@ -87,7 +90,9 @@ def own_initial_values(strategy: tf.distribute.Strategy, size: int) -> contextli
     it moves: the values are sent, and larger variables fail.
     """
     is_sent = size <= LARGEST_SENT or not hasattr(strategy.extended, "_num_workers")
-    return contextlib.nullcontext() if is_sent else replaced(strategy.extended, "_num_workers", 1)
+    if is_sent:
+        return contextlib.nullcontext()
+    return replaced(strategy.extended, "_num_workers", 1)
 
 
 def num_files(dataset: tf.data.Dataset) -> int:
@@ -109,12 +114,16 @@ def num_files(dataset: tf.data.Dataset) -> int:
 def _num_files(dataset: tf.data.Dataset) -> int:
     inputs = dataset._inputs()
     if inputs:
-        return min(_num_files(one) for one in inputs)
+        return min(_num_files(source) for source in inputs)
     names = getattr(dataset, "_filenames", None)
+    if isinstance(names, tf.data.Dataset):
+        return int(names.cardinality())
     if names is not None:
-        return int(names.cardinality()) if isinstance(names, tf.data.Dataset) else int(tf.size(names))
+        return int(tf.size(names))
     are_names = dataset.element_spec == tf.TensorSpec([], tf.string)
-    return max(0, int(dataset.cardinality())) if are_names else 0
+    if not are_names:
+        return 0
+    return max(0, int(dataset.cardinality()))  # an unknown or infinite number is negative
 
 
 def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int) -> tf.data.Dataset:
@@ -201,7 +210,10 @@ def collectives(strategy: tf.distribute.Strategy) -> list[Collectives]:
     """
     launchers: Any = getattr(getattr(strategy.extended, "_cross_device_ops", None), "_launchers", ())
     names = ("_all_gather", "all_reduce", "_options", "_next_instance_key")
-    if not all(hasattr(one, name) for one in launchers for name in names):
+    for launcher in launchers:
+        if not all(hasattr(launcher, name) for name in names):
+            return []
+    if not all("CPU" in device for device in strategy.extended.worker_devices):
         return []
 
     def gather(launcher: Any, vector: tf.Tensor, options: Any, size: tf.Tensor | None = None) -> tf.Tensor:
@@ -211,12 +223,11 @@ def collectives(strategy: tf.distribute.Strategy) -> list[Collectives]:
         with replaced(launcher, "_next_instance_key", lambda: key):
             return launcher._all_gather(vector, options)
 
-    on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
-    return [
-        Collectives(functools.partial(gather, one), one.all_reduce, bool(one._options.bytes_per_pack))
-        for one in launchers
-        if on_cpu
-    ]
+    found = []
+    for launcher in launchers:
+        in_packs = bool(launcher._options.bytes_per_pack)
+        found.append(Collectives(functools.partial(gather, launcher), launcher.all_reduce, in_packs))
+    return found
 
 
 def is_unused() -> bool:

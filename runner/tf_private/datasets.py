@@ -29,11 +29,12 @@ def stages(dataset: Any) -> list[Any]:
     Raises:
       AttributeError: they have moved.
     """
-    found, waiting = [], [dataset]
+    found = []
+    waiting = [dataset]
     while waiting:
-        one = waiting.pop()
-        found.append(getattr(one, "_dataset", one))
-        waiting += inputs_of(one)
+        stage = waiting.pop()
+        found.append(_without_adapter(stage))
+        waiting += inputs_of(stage)
     return found
 
 
@@ -42,8 +43,12 @@ def inputs_of(dataset: Any) -> list[Any]:
 
     Private: see `stages`.
     """
-    dataset = getattr(dataset, "_dataset", dataset)
-    return [getattr(one, "_dataset", one) for one in dataset._inputs()]
+    return [_without_adapter(source) for source in _without_adapter(dataset)._inputs()]
+
+
+def _without_adapter(dataset: Any) -> Any:
+    """Return the dataset that a dataset of `tf.compat.v1.data` wraps; another one is returned as it is."""
+    return getattr(dataset, "_dataset", dataset)
 
 
 def without_state(dataset: Any) -> Any:
@@ -54,7 +59,7 @@ def without_state(dataset: Any) -> Any:
 
 def has_state(dataset: Any) -> bool:
     """Report whether the state of an iterator over `dataset` can be restored: no stage is marked by `without_state`."""
-    return not any(getattr(one, "has_no_state", False) for one in stages(dataset))
+    return not any(getattr(stage, "has_no_state", False) for stage in stages(dataset))
 
 
 def external_state_policy(iterator: Any) -> tf.data.experimental.ExternalStatePolicy | None:
@@ -75,8 +80,8 @@ def has_file_cache(dataset: Any) -> bool:
     Private: `CacheDataset._filename`, a string scalar. When it moves: False.
     """
     try:
-        for one in stages(dataset):
-            if type(one).__name__ == "CacheDataset" and one._filename.numpy():
+        for stage in stages(dataset):
+            if type(stage).__name__ == "CacheDataset" and stage._filename.numpy():
                 return True
     except AttributeError:
         pass
@@ -89,8 +94,8 @@ def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
     Private: `_ShuffleDataset._buffer_size`.
     """
     try:
-        shuffles = [one for one in stages(dataset) if hasattr(one, "_seed")]
-        return [int(one._buffer_size) for one in shuffles if hasattr(one, "_buffer_size")]
+        random = [stage for stage in stages(dataset) if hasattr(stage, "_seed")]
+        return [int(stage._buffer_size) for stage in random if hasattr(stage, "_buffer_size")]
     except (AttributeError, TypeError):
         return []
 
@@ -120,9 +125,10 @@ def batching(dataset: Any) -> Batching | None:
         if not batches:
             return None
         (given,) = batches[0]._inputs()
-        examples = int(given.cardinality())
+        cardinality = int(given.cardinality())
         drops = bool(tf.get_static_value(batches[0]._drop_remainder))
-        return Batching(int(batches[0]._batch_size), drops, examples if examples >= 0 else None)
+        examples = cardinality if cardinality >= 0 else None  # negative: unknown or infinite
+        return Batching(int(batches[0]._batch_size), drops, examples)
     except (AttributeError, TypeError, ValueError):
         return None
 
@@ -137,7 +143,10 @@ def may_change_meanwhile(dataset: Any) -> bool:
         types = _types_in_functions(dataset)
     except (AttributeError, TypeError, tf.errors.OpError):
         return True
-    return any(part in name for name in types for part in _FROM_OUTSIDE)
+    for kind in types:
+        if any(part in kind for part in _FROM_OUTSIDE):
+            return True
+    return False
 
 
 def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
@@ -150,10 +159,13 @@ def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
     """
     try:
         made = stages(dataset)
-        reasons = (_why_not(one) for one in made)
         if dataset.options().deterministic is False:
             return "its options say deterministic=False"
-        return next(filter(None, reasons), None)
+        for stage in made:
+            reason = _why_stage_not_repeatable(stage)
+            if reason is not None:
+                return reason
+        return None
     except (AttributeError, TypeError, tf.errors.OpError) as error:
         return f"it is not known whether it draws random numbers ({error})"
 
@@ -165,12 +177,11 @@ def why_in_no_order(dataset: tf.data.Dataset) -> str | None:
     Private: see `why_not_repeatable`. When it moves: None.
     """
     with contextlib.suppress(AttributeError, TypeError, tf.errors.OpError):
-        for one in stages(dataset):
-            name = type(one).__name__.strip("_").removesuffix("Dataset")
-            if hasattr(one, "_seed") and not (int(one._seed) or int(one._seed2)):
-                return f"{name} has no seed"
-            if getattr(one, "_deterministic", None) == "false":
-                return f"{name} has deterministic=False"
+        for stage in stages(dataset):
+            if hasattr(stage, "_seed") and not _is_seeded(stage):
+                return f"{_name_of(stage)} has no seed"
+            if getattr(stage, "_deterministic", None) == "false":
+                return f"{_name_of(stage)} has deterministic=False"
     return None
 
 
@@ -183,59 +194,89 @@ def may_draw_values(dataset: tf.data.Dataset) -> bool:
         types = _types_in_functions(dataset)
     except (AttributeError, TypeError, tf.errors.OpError):
         return True
-    return any(kind in KERNEL_RANDOM or "PyFunc" in kind or kind.startswith("StatelessRandom") for kind in types)
+    for kind in types:
+        if kind in KERNEL_RANDOM or "PyFunc" in kind or kind.startswith("StatelessRandom"):
+            return True
+    return False
 
 
-def _why_not(one: Any) -> str | None:
-    name = type(one).__name__.strip("_").removesuffix("Dataset")
-    if hasattr(one, "_seed") and not (int(one._seed) or int(one._seed2)):
+def _why_stage_not_repeatable(stage: Any) -> str | None:
+    name = _name_of(stage)
+    is_random = hasattr(stage, "_seed")
+    if is_random and not _is_seeded(stage):
         return f"{name} has no seed"
-    if not hasattr(one, "_seed") and ("Shuffle" in name or "Random" in name):
+    if not is_random and ("Shuffle" in name or "Random" in name):
         return f"the seed of {name} is not known"
-    order = getattr(one, "_deterministic", None)
+    order = getattr(stage, "_deterministic", None)
     if order is None and any(word in name for word in _UNKNOWN_ORDER):
-        order = _order_in_graph(one)
+        order = _order_in_graph(stage)
     if order not in (None, "default", "true"):
         return f"{name} has deterministic={order}"
-    drawing = sorted({node.op for body in _bodies(one) for node in body.values() if _may_draw(node, body)})
-    return f"a function of {name} has {', '.join(drawing)}" if drawing else None
+    drawing: set[str] = set()
+    for body in _bodies(stage):
+        drawing.update(node.op for node in body.values() if _may_draw(node, body))
+    if drawing:
+        return f"a function of {name} has {', '.join(sorted(drawing))}"
+    return None
 
 
-def _order_in_graph(one: Any) -> str:
+def _name_of(stage: Any) -> str:
+    """Return the name of a dataset's class as in the documentation: Shuffle, ParallelMap."""
+    return type(stage).__name__.strip("_").removesuffix("Dataset")
+
+
+def _is_seeded(stage: Any) -> bool:
+    """Report whether a random dataset has a seed; with two zeros, it draws one itself."""
+    return bool(int(stage._seed) or int(stage._seed2))
+
+
+def _order_in_graph(stage: Any) -> str:
     """Return the `deterministic` attribute of a dataset whose Python object does not keep it.
 
     It is read from the dataset's graph: default, true or false. The graph contains the data, so it is not made for
     large data; the result is then "unknown".
     """
-    leaves = [leaf for leaf in stages(one) if not leaf._inputs()]
+    leaves = [leaf for leaf in stages(stage) if not leaf._inputs()]
     if sum(map(_bytes_in_memory, leaves)) > _SMALL_BYTES:
         return "unknown"
-    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.nest.flatten(one, expand_composites=True)[0])
+    variant = tf.nest.flatten(stage, expand_composites=True)[0]
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
-    found = [node.attr["deterministic"].s.decode() for node in graph.node if "deterministic" in node.attr]
-    return next((order for order in found if order not in ("default", "true")), "true") if found else "unknown"
+    orders: list[str] = [node.attr["deterministic"].s.decode() for node in graph.node if "deterministic" in node.attr]
+    if not orders:
+        return "unknown"
+    for order in orders:
+        if order not in ("default", "true"):
+            return order
+    return "true"
 
 
 def _bytes_in_memory(leaf: tf.data.Dataset) -> int:
     """Return an estimate of the bytes of a dataset without inputs; a string counts as a path, an unknown size as 1."""
-    specs, number = tf.nest.flatten(leaf.element_spec, expand_composites=True), int(leaf.cardinality())
-    sizes = [256 if spec.dtype == tf.string else spec.dtype.size or 0 for spec in specs]
-    row = sum(size * (spec.shape.num_elements() or 1) for spec, size in zip(specs, sizes, strict=True))
+    specs = tf.nest.flatten(leaf.element_spec, expand_composites=True)
+    number = int(leaf.cardinality())
+    row = sum(map(_bytes_of, specs))
     return max(number, 0) * row
+
+
+def _bytes_of(spec: Any) -> int:
+    size: int = 256 if spec.dtype == tf.string else spec.dtype.size or 0
+    num_elements: int = spec.shape.num_elements() or 1
+    return size * num_elements
 
 
 def _types_in_functions(dataset: Any) -> set[str]:
     """Return the types of the operations in the functions of all stages of a dataset."""
     types = set[str]()
-    for one in stages(dataset):
-        for body in _bodies(one):
+    for stage in stages(dataset):
+        for body in _bodies(stage):
             types.update(node.op for node in body.values())
     return types
 
 
-def _bodies(one: Any) -> Iterator[Mapping[str, Any]]:
+def _bodies(stage: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the NodeDefs, by name, of each function of a dataset, and of those that they call."""
-    for wrapper in one._functions():
+    for wrapper in stage._functions():
         graph = wrapper.function.graph.as_graph_def()
         yield {node.name: node for node in graph.node}
         for function in graph.library.function:
@@ -244,11 +285,17 @@ def _bodies(one: Any) -> Iterator[Mapping[str, Any]]:
 
 def _may_draw(node: Any, body: Mapping[str, Any]) -> bool:
     """Report whether a node keeps a random state, or makes a dataset that may give other elements each time."""
-    is_dataset = "Dataset" in node.op
-    draws = is_dataset and ("Shuffle" in node.op or "Random" in node.op) and not _has_seed(node, body)
-    order = node.attr["deterministic"].s if is_dataset and "deterministic" in node.attr else b"true"
-    is_sloppy = is_dataset and "sloppy" in node.attr and node.attr["sloppy"].b
-    return node.op in KERNEL_RANDOM or draws or is_sloppy or order not in (b"default", b"true")
+    if node.op in KERNEL_RANDOM:
+        return True
+    if "Dataset" not in node.op:
+        return False
+    is_random = "Shuffle" in node.op or "Random" in node.op
+    if is_random and not _has_seed(node, body):
+        return True
+    # `in` first: reading an attribute of a NodeDef that is not there adds it.
+    if "sloppy" in node.attr and node.attr["sloppy"].b:
+        return True
+    return "deterministic" in node.attr and node.attr["deterministic"].s not in (b"default", b"true")
 
 
 def _has_seed(node: Any, body: Mapping[str, Any]) -> bool:
@@ -258,12 +305,15 @@ def _has_seed(node: Any, body: Mapping[str, Any]) -> bool:
     """
     if node.op not in ("ShuffleDataset", "ShuffleDatasetV3"):
         return False
-    made = [body.get(name.partition(":")[0]) for name in node.input[2:4]]  # after the dataset and the buffer's size
-    return any(
-        seed is not None
-        and (seed.op == "SelectV2" or (seed.op == "Const" and tf.make_ndarray(seed.attr["value"].tensor) != 0))
-        for seed in made
-    )
+    for name in node.input[2:4]:  # after the dataset and the buffer's size
+        seed = body.get(name.partition(":")[0])
+        if seed is None:
+            continue
+        if seed.op == "SelectV2":
+            return True
+        if seed.op == "Const" and tf.make_ndarray(seed.attr["value"].tensor) != 0:
+            return True
+    return False
 
 
 def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
@@ -307,8 +357,8 @@ def map_in_caller(dataset: tf.data.Dataset, function: Any) -> tf.Tensor:
         input_dataset=tf.data.experimental.to_variant(dataset),
         other_arguments=concrete.captured_inputs,
         f=concrete,
-        output_types=[one.dtype for one in concrete.outputs],
-        output_shapes=[one.shape for one in concrete.outputs],
+        output_types=[output.dtype for output in concrete.outputs],
+        output_shapes=[output.shape for output in concrete.outputs],
         use_inter_op_parallelism=False,  # run in the thread of the caller
         preserve_cardinality=False,  # the data may end early
     )

@@ -34,8 +34,9 @@ class Columns(_fc.StateManager):  # type: ignore[name-defined]
     def create_variable(self, feature_column: Any, name: str, shape: Any, **kwargs: Any) -> Any:
         wanted = ("dtype", "trainable", "initializer")
         arguments = {key: value for key, value in kwargs.items() if key in wanted and value is not None}
-        self._made[feature_column, name] = self._make(feature_column, name, shape=shape, **arguments)
-        return self._made[feature_column, name]
+        variable = self._make(feature_column, name, shape=shape, **arguments)
+        self._made[feature_column, name] = variable
+        return variable
 
     def get_variable(self, feature_column: Any, name: str) -> Any:
         return self._made[feature_column, name]
@@ -110,9 +111,10 @@ def _paths_in(entry: TracebackType | None) -> Iterator[tf.Tensor]:
     """Yield the path of each file from which a table was being filled eagerly, a string scalar."""
     while entry is not None:
         initializer = entry.tb_frame.f_locals.get("self")
-        is_filling = entry.tb_frame.f_code.co_name == "initialize"
+        is_of_file = isinstance(initializer, tf.lookup.TextFileInitializer)
+        is_filling = is_of_file and entry.tb_frame.f_code.co_name == "initialize"
         asset: Any = getattr(initializer, "_filename", None)
-        if is_filling and isinstance(initializer, tf.lookup.TextFileInitializer) and hasattr(asset, "asset_path"):
+        if is_filling and hasattr(asset, "asset_path"):
             yield asset.asset_path
         entry = entry.tb_next
 

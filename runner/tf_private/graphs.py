@@ -56,7 +56,8 @@ def kernels_kept() -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def set_seed(seed: int) -> None:
-        eager._seed, eager._rng = seed, random.Random(seed)
+        eager._seed = seed
+        eager._rng = random.Random(seed)
 
     return replaced(eager, "_set_global_seed", set_seed)
 
@@ -108,8 +109,8 @@ class _ThreadCollections(threading.local, collections.UserDict[Any, Any]):
 class _ByIdentity(list[Any]):
     """A list in which `in` compares by identity, because `==` of tensors is elementwise."""
 
-    def __contains__(self, one: object) -> bool:
-        return any(one is other for other in self)
+    def __contains__(self, element: object) -> bool:
+        return any(element is other for other in self)
 
 
 def _no_collections() -> dict[Any, Any]:
@@ -170,14 +171,19 @@ def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> contextl
     The edges are removed on leaving: functions pruned later would otherwise include the operations that this one waits
     for.
     """
-    return _waiting_for({one: [*one.control_inputs, *before] for one, before in edges.items()})
+    wanted = {operation: [*operation.control_inputs, *before] for operation, before in edges.items()}
+    return _waiting_for(wanted)
 
 
 def control_inputs_within(running: Collection[tf.Operation]) -> contextlib.AbstractContextManager[None]:
     """Make these operations wait only for each other inside this context, for a function that contains only them."""
     there = set(running)
-    cut = [one for one in running if not there.issuperset(one.control_inputs)]
-    return _waiting_for({one: [before for before in one.control_inputs if before in there] for one in cut})
+    wanted = {}
+    for operation in running:
+        before = operation.control_inputs
+        if not there.issuperset(before):
+            wanted[operation] = [other for other in before if other in there]
+    return _waiting_for(wanted)
 
 
 @contextlib.contextmanager
@@ -238,7 +244,8 @@ class GraphFromHere(contextlib.ExitStack):
     def placeholders(self, spec: Any) -> Any:
         """Switch to the graph, and return a placeholder for each tensor in a nest of specs."""
         self.begin()
-        flat = [v1.placeholder(one.dtype, one.shape) for one in tf.nest.flatten(spec, expand_composites=True)]
+        tensors = tf.nest.flatten(spec, expand_composites=True)
+        flat = [v1.placeholder(tensor.dtype, tensor.shape) for tensor in tensors]
         self.inputs += flat
         return tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
 
@@ -290,16 +297,23 @@ def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[
     Private: `atomic_function.from_func_graph`, which takes operations, inputs and outputs from the given graph;
     `_XlaMustCompile` is the attribute that tf.function(jit_compile=True) sets. When they move: `_pruned_part`.
     """
-    graph, fetches, there = part.graph, list(part.fetches), set(part.running)
+    graph = part.graph
+    fetches = list(part.fetches)
+    there = set(part.running)
     fed = {tensor.op for tensor in part.feeds}
-    captures = [pair for pair in graph.captures if pair[1].op in there and pair[1].op not in fed]
-    inputs = [*part.feeds, *(internal for _, internal in captures)]
-    unfed = [op.name for op in there - {tensor.op for tensor in inputs} if op.type == "Placeholder"]
+    inputs = list(part.feeds)
+    handles = []
+    for external, internal in graph.captures:
+        if internal.op in there and internal.op not in fed:
+            inputs.append(internal)
+            handles.append(external)
+    given = {tensor.op for tensor in inputs}
+    unfed = [op.name for op in there - given if op.type == "Placeholder"]
     if unfed:
         raise ValueError(f"A value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
     # Including reads: callers wait only for these operations, and a later write must not overtake a read.
-    waited_for = list(dict.fromkeys([*part.effects, *(op for op in part.running if op.type in _READS)]))
-    handles = [external for external, _ in captures]
+    reads = [op for op in part.running if op.type in _READS]
+    waited_for = list(dict.fromkeys([*part.effects, *reads]))
     if atomic_function is None:
         pruned = _pruned_part(graph, inputs, fetches, waited_for, by_xla=by_xla)
         return lambda *values: pruned(*values, *handles)
@@ -451,9 +465,16 @@ def names_in_object_graph(serialized: bytes) -> dict[str, str]:
     """
     graph = TrackableObjectGraph()
     graph.ParseFromString(serialized)
-    variables = [one for node in graph.nodes for one in node.attributes if one.name == "VARIABLE_VALUE"]
-    count = collections.Counter(one.full_name for one in variables if one.full_name)
-    return {one.full_name if count[one.full_name] == 1 else one.checkpoint_key: one.checkpoint_key for one in variables}
+    variables: list[Any] = []
+    for node in graph.nodes:
+        variables += [attribute for attribute in node.attributes if attribute.name == "VARIABLE_VALUE"]
+    count = collections.Counter(variable.full_name for variable in variables if variable.full_name)
+    keys = {}
+    for variable in variables:
+        is_unique = count[variable.full_name] == 1
+        name = variable.full_name if is_unique else variable.checkpoint_key
+        keys[name] = variable.checkpoint_key
+    return keys
 
 
 def object_graph_of(root: Any, name_of: Callable[[Any], str | None]) -> tuple[bytes, dict[str, str]]:
@@ -475,10 +496,10 @@ def object_graph_of(root: Any, name_of: Callable[[Any], str | None]) -> tuple[by
     objects, _, ids, slots, paths = util.objects_ids_and_slot_variables_and_paths(view)
     described = save_util_v1._fill_object_graph_proto(view, objects, ids, slots)
     keys = {}
-    for one, node in zip(objects, described.nodes, strict=True):
-        name = name_of(one)
+    for trackable, node in zip(objects, described.nodes, strict=True):
+        name = name_of(trackable)
         if name is not None:
-            keys[name] = f"{paths[one]}{VALUE}"
+            keys[name] = f"{paths[trackable]}{VALUE}"
             node.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=keys[name])
     util.add_checkpoint_values_check(described)
     return described.SerializeToString(), keys
@@ -509,14 +530,18 @@ def nodes_called_by(operation: tf.Operation) -> list[Any]:
     nodes = []
     for name in names:  # grows meanwhile
         function = operation.graph._get_function(name)
-        for node in function.cached_definition.node_def if function is not None else ():
+        if function is None:
+            continue
+        for node in function.cached_definition.node_def:
             nodes.append(node)
-            names += [one for one in _functions_in(node) if one not in names]
+            names += [called for called in _functions_in(node) if called not in names]
     return nodes
 
 
 def _functions_in(node: Any) -> list[str]:
     """Return the names of the functions that a node calls; Case calls a list of them."""
     attributes = node.attr.values()
-    alone = [one.func.name for one in attributes if one.HasField("func")]
-    return alone + [function.name for one in attributes for function in one.list.func]
+    names = [attribute.func.name for attribute in attributes if attribute.HasField("func")]
+    for attribute in attributes:
+        names += [function.name for function in attribute.list.func]
+    return names

@@ -20,6 +20,9 @@ from runner.tf_private.variables import begin_with
 
 v1 = tf.compat.v1
 
+_Replacement = tuple[Any, str, Any]
+"""(owner, name, new) of an attribute, as `all_replaced` takes it."""
+
 
 class _Owners(threading.local):
     """The `keras.Variable` that is creating a tf.Variable in this thread, or None.
@@ -87,7 +90,10 @@ def keras_trace(
     """
     trace = KerasTrace(reduce)
     with keras_2_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
-        with _watching_keras_3(trace, traced, seeds) if "keras" in sys.modules else contextlib.nullcontext():
+        watching: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if "keras" in sys.modules:
+            watching = _watching_keras_3(trace, traced, seeds)
+        with watching:
             yield trace
 
 
@@ -102,8 +108,10 @@ def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractCon
     """
     if "tf_keras" not in sys.modules:
         return contextlib.nullcontext()
-    kind, legacy = sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer
-    layers = sys.modules["tf_keras"].layers.Layer, importlib.import_module("tf_keras.src.engine.base_layer_v1").Layer
+    tf_keras: Any = sys.modules["tf_keras"]
+    kind = tf_keras.optimizers.Optimizer
+    legacy = tf_keras.optimizers.legacy.Optimizer
+    layers_of_graphs: Any = importlib.import_module("tf_keras.src.engine.base_layer_v1")
 
     def noting_layer(add_weight: Callable[..., Any]) -> Callable[..., Any]:
         def add(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,25 +121,26 @@ def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractCon
 
         return add
 
-    writing = ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn")
-    return all_replaced(
-        *((layer, "add_weight", noting_layer(layer.add_weight)) for layer in layers),
-        (kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)),
-        (legacy, "_aggregate_gradients", _reduced(legacy._aggregate_gradients, trace)),
-        *((kind, name, _noted(getattr(kind, name), trace, traced)) for name in writing),
-    )
+    replacements: list[_Replacement] = []
+    for layer in (tf_keras.layers.Layer, layers_of_graphs.Layer):
+        replacements.append((layer, "add_weight", noting_layer(layer.add_weight)))
+    replacements.append((kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)))
+    replacements.append((legacy, "_aggregate_gradients", _reduced(legacy._aggregate_gradients, trace)))
+    for name in ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn"):
+        replacements.append((kind, name, _noting_writes(getattr(kind, name), trace, traced)))
+    return all_replaced(*replacements)
 
 
-def _noted(method: Callable[..., Any], trace: KerasTrace, traced: Any) -> Callable[..., Any]:
+def _noting_writes(method: Callable[..., Any], trace: KerasTrace, traced: Any) -> Callable[..., Any]:
     """Return the method of an optimizer, which adds the operations that it makes to `trace.written`."""
 
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         graph = v1.get_default_graph()
         first = len(graph.get_operations())
-        result = method(self, *args, **kwargs)
+        returned = method(self, *args, **kwargs)
         if graph is traced:  # bodies of branches run as a whole
             trace.written.extend(graph.get_operations()[first:])
-        return result
+        return returned
 
     return write
 
@@ -139,27 +148,35 @@ def _noted(method: Callable[..., Any], trace: KerasTrace, traced: Any) -> Callab
 def _reduced(own: Callable[..., Any], trace: KerasTrace) -> Callable[..., Any]:
     """Return the method of an optimizer that sums (gradient, variable) pairs over replicas: `reduce`, or its own."""
     reduce = trace.reduce
-    return own if reduce is None else lambda self, pairs: reduce(list(pairs))
+    if reduce is None:
+        return own
+    return lambda self, pairs: reduce(list(pairs))
 
 
 def _watching_keras_3(
     trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Tensor | None] | None
 ) -> contextlib.AbstractContextManager[None]:
-    from keras import Model, Variable
-    from keras import layers as keras_layers
-    from keras import random as keras_random
-    from keras.optimizers import Optimizer
-    from keras.src import backend
     from keras.src.backend.common import global_state
-    from keras.src.legacy.saving import legacy_h5_format
     from keras.src.losses import loss as keras_loss
-    from keras.src.saving import saving_lib
 
-    initialize, assign = Variable._initialize, Variable.assign
-    keras_numpy = getattr(backend, "ops", backend).numpy  # Keras 3.15 has no `ops` there
-    take, next_seed = keras_numpy.take, keras_random.SeedGenerator.next
-    with_words = keras_layers.StringLookup, keras_layers.IntegerLookup
-    size_of_table = keras_layers.StringLookup.vocabulary_size  # of their base class
+    return all_replaced(
+        *_refusing_quantization(),
+        *_noting_owners(trace),
+        *_loading_initial_values(trace),
+        *_layers_of_traces(),
+        *_optimizers_of_traces(trace, traced),
+        *_seeds_of_replicas(seeds),
+        (keras_loss, "scale_loss_for_distribution", lambda value: value),
+        (keras_loss, "unscale_loss_for_distribution", lambda value: value),
+        (global_state, "GLOBAL_STATE_TRACKER", threading.local()),
+    )
+
+
+def _noting_owners(trace: KerasTrace) -> list[_Replacement]:
+    """Return what makes `trace.owners` know which `keras.Variable` is creating a tf.Variable, and of what shape."""
+    from keras import Variable
+
+    initialize = Variable._initialize
 
     def owned_initialize(self: Any, value: Any) -> None:
         with replaced(trace.owners, "variable", self):
@@ -171,12 +188,20 @@ def _watching_keras_3(
         """
         self._initialize(functools.partial(initializer, self._shape, dtype=self._dtype))
 
-    def loading(function: Callable[..., Any]) -> Callable[..., Any]:
-        def load(*args: Any, **kwargs: Any) -> Any:
-            with replaced(trace.owners, "are_loaded", True):
-                return function(*args, **kwargs)
+    return [
+        (Variable, "_initialize", owned_initialize),
+        (Variable, "_initialize_with_initializer", initialize_with_shape),
+    ]
 
-        return load
+
+def _loading_initial_values(trace: KerasTrace) -> list[_Replacement]:
+    """Return what makes values that model_fn loads, from a file or from arrays, the initial ones of variables."""
+    from keras import Variable
+    from keras import layers as keras_layers
+    from keras.src.legacy.saving import legacy_h5_format
+    from keras.src.saving import saving_lib
+
+    assign = Variable.assign
 
     def assign_or_begin(self: Any, value: Any) -> Any:
         if not trace.owners.are_loaded or tf.is_tensor(value):
@@ -187,10 +212,39 @@ def _watching_keras_3(
         begin_with(self._value, value)
         return value
 
+    def loading(function: Callable[..., Any]) -> Callable[..., Any]:
+        def load(*args: Any, **kwargs: Any) -> Any:
+            with replaced(trace.owners, "are_loaded", True):
+                return function(*args, **kwargs)
+
+        return load
+
+    return [
+        (Variable, "assign", assign_or_begin),
+        (saving_lib, "_load_state", loading(saving_lib._load_state)),
+        (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
+        (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
+        (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
+    ]
+
+
+def _layers_of_traces() -> list[_Replacement]:
+    """Return what makes layers of vocabularies and BatchNormalization right in a graph, and an Embedding fast."""
+    from keras import Variable
+    from keras import layers as keras_layers
+    from keras.src import backend
+
+    keras_numpy = getattr(backend, "ops", backend).numpy  # Keras 3.15 has no `ops` there
+    take = keras_numpy.take
+    size_of_table = keras_layers.StringLookup.vocabulary_size  # of the base class of both layers
+    add_weight = keras_layers.BatchNormalization.add_weight
+
     def vocabulary_size(self: Any) -> Any:
         """Return the size as a number: the width of a one-hot encoding must be known in the graph of an export."""
-        keys = getattr(self.lookup_table._initializer, "_keys", None)  # None: the table is filled from a file
-        return size_of_table(self) if keys is None else keys.shape[0] + self._token_start_index()
+        keys = getattr(self.lookup_table._initializer, "_keys", None)
+        if keys is None:  # the table is filled from a file
+            return size_of_table(self)
+        return keys.shape[0] + self._token_start_index()
 
     def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
         """Return rows of a variable without reading the others."""
@@ -199,23 +253,11 @@ def _watching_keras_3(
             return take(x, indices, axis)
 
         def rows(ids: tf.Tensor) -> tf.Tensor:
-            return lookup_by_rows(x._value, tf.where(ids < 0, ids + tf.cast(x.shape[0], ids.dtype), ids))
+            is_from_end = ids < 0
+            num_rows = tf.cast(x.shape[0], ids.dtype)
+            return lookup_by_rows(x._value, tf.where(is_from_end, ids + num_rows, ids))
 
         return x._maybe_autocast(tf.ragged.map_flat_values(rows, indices))
-
-    def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
-        them.
-        """
-        drawn = seeds() if seeds is not None else None
-        if drawn is not None:
-            return tf.cast(drawn, self.state.dtype)
-        seed = next_seed(self, *args, **kwargs)
-        context = tf.distribute.get_replica_context()
-        replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
-        return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
-
-    add_weight = keras_layers.BatchNormalization.add_weight
 
     def add_statistic(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Add a weight of BatchNormalization: what it writes to its statistics is a mean, as tf_keras says itself."""
@@ -223,7 +265,46 @@ def _watching_keras_3(
             kwargs = {"aggregation": "mean", **kwargs}
         return add_weight(self, *args, **kwargs)
 
-    apply, clip = Optimizer._backend_apply_gradients, Optimizer._clip_gradients
+    return [
+        (keras_layers.StringLookup, "vocabulary_size", vocabulary_size),
+        (keras_layers.IntegerLookup, "vocabulary_size", vocabulary_size),
+        (keras_numpy, "take", take_rows),
+        (keras_layers.BatchNormalization, "add_weight", add_statistic),
+    ]
+
+
+def _seeds_of_replicas(seeds: Callable[[], tf.Tensor | None] | None) -> list[_Replacement]:
+    """Return what draws the seeds of seed generators from `seeds`, or makes them differ between replicas."""
+    from keras import random as keras_random
+
+    next_seed = keras_random.SeedGenerator.next
+
+    def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
+        them.
+        """
+        if seeds is not None:
+            drawn = seeds()
+            if drawn is not None:
+                return tf.cast(drawn, self.state.dtype)
+        seed = next_seed(self, *args, **kwargs)
+        replica = None
+        context = tf.distribute.get_replica_context()
+        if context is not None:
+            replica = tf.get_static_value(context.replica_id_in_sync_group)
+        if not replica:  # the first, or not known
+            return seed
+        return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype)
+
+    return [(keras_random.SeedGenerator, "next", next_of_replica)]
+
+
+def _optimizers_of_traces(trace: KerasTrace, traced: Any) -> list[_Replacement]:
+    """Return what notes the writes of optimizers, and reduces and clips their gradients as in Keras 2."""
+    from keras.optimizers import Optimizer
+
+    apply = Optimizer._backend_apply_gradients
+    clip = Optimizer._clip_gradients
     reduce = _reduced(Optimizer._all_reduce_sum_gradients, trace)
     applied = threading.local()  # by a thread, that of a replica
 
@@ -238,8 +319,24 @@ def _watching_keras_3(
 
     def clip_sums(self: Any, grads: Any) -> Any:
         """Return the sums over replicas, clipped as in Keras 2. In Keras 3 each replica clips its own gradients."""
-        summed = reduce(self, list(zip(grads, applied.variables, strict=True)))
+        pairs = list(zip(grads, applied.variables, strict=True))
+        summed = reduce(self, pairs)
         return clip(self, [gradient for gradient, _ in summed])
+
+    replacements: list[_Replacement] = [
+        (Optimizer, "_backend_apply_gradients", apply_noting_variables),
+        (Optimizer, "_clip_gradients", clip_sums),
+        (Optimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs),  # `clip_sums` has done it
+    ]
+    for name in ("assign", "assign_add", "assign_sub"):
+        replacements.append((Optimizer, name, _noting_writes(getattr(Optimizer, name), trace, traced)))
+    return replacements
+
+
+def _refusing_quantization() -> list[_Replacement]:
+    """Return what refuses `quantize` of models and layers in model_fn, unless the weights stay as they are."""
+    from keras import Model
+    from keras import layers as keras_layers
 
     def unless_float8(quantize: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(quantize)
@@ -255,33 +352,12 @@ def _watching_keras_3(
 
         return refuse
 
-    quantizing: list[tuple[Any, str, Any]] = [(Model, "quantize", unless_float8(Model.quantize))]
+    replacements: list[_Replacement] = [(Model, "quantize", unless_float8(Model.quantize))]
     for kind in vars(keras_layers).values():
         # That of the base class only says that a layer has none.
         if isinstance(kind, type) and kind is not keras_layers.Layer and "quantize" in vars(kind):
-            quantizing.append((kind, "quantize", unless_float8(vars(kind)["quantize"])))
-    writing = ("assign", "assign_add", "assign_sub")
-    return all_replaced(
-        *quantizing,
-        (Variable, "_initialize", owned_initialize),
-        (Variable, "_initialize_with_initializer", initialize_with_shape),
-        (Variable, "assign", assign_or_begin),
-        (saving_lib, "_load_state", loading(saving_lib._load_state)),
-        (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
-        (keras_layers.BatchNormalization, "add_weight", add_statistic),
-        (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
-        (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
-        (keras_numpy, "take", take_rows),
-        (Optimizer, "_backend_apply_gradients", apply_noting_variables),
-        (Optimizer, "_clip_gradients", clip_sums),
-        (Optimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs),
-        (keras_random.SeedGenerator, "next", next_of_replica),
-        *((layer, "vocabulary_size", vocabulary_size) for layer in with_words),
-        (keras_loss, "scale_loss_for_distribution", lambda value: value),
-        (keras_loss, "unscale_loss_for_distribution", lambda value: value),
-        (global_state, "GLOBAL_STATE_TRACKER", threading.local()),
-        *((Optimizer, name, _noted(getattr(Optimizer, name), trace, traced)) for name in writing),
-    )
+            replacements.append((kind, "quantize", unless_float8(vars(kind)["quantize"])))
+    return replacements
 
 
 def _overwrite_with_averages(optimizer: Any, is_due: tf.Tensor) -> None:

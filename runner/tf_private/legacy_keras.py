@@ -75,13 +75,12 @@ def keras_2_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextMa
     v1 = Overlay(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
     # In such a graph the update of a user's metric would be a tf.function, whose writes cannot be seen from outside.
     metrics: Any = importlib.import_module("tf_keras.src.metrics.base_metric")
-    return all_replaced(
-        *in_tensorflow,
-        *((module, name, lambda: is_eager_outside) for module in modules.values()),
-        (base_layer_utils, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True),
-        (layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))),
-        (metrics, "tf", Overlay(metrics.tf, function=lambda update: update)),
-    )
+    replacements: list[tuple[Any, str, Any]] = [*in_tensorflow]
+    replacements += [(module, name, lambda: is_eager_outside) for module in modules.values()]
+    replacements.append((base_layer_utils, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True))
+    replacements.append((layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))))
+    replacements.append((metrics, "tf", Overlay(metrics.tf, function=lambda update: update)))
+    return all_replaced(*replacements)
 
 
 def _in_tensorflow(is_eager_outside: bool) -> Iterator[tuple[Any, str, Any]]:
@@ -90,7 +89,8 @@ def _in_tensorflow(is_eager_outside: bool) -> Iterator[tuple[Any, str, Any]]:
 
     own = Overlay(ops, executing_eagerly_outside_functions=lambda: is_eager_outside)
     # Names first: at each trace, a pair for each of all modules would set off searches for garbage.
-    for name in [name for name in list(sys.modules) if name.startswith("tensorflow.python.keras.")]:
+    names = [name for name in list(sys.modules) if name.startswith("tensorflow.python.keras.")]
+    for name in names:
         module = sys.modules.get(name)
         # Not those of tf.layers, which tf_slim uses: as above, they would expect variables of a v1 graph.
         is_of_layers = name.startswith("tensorflow.python.keras.legacy_tf_layers.")
@@ -111,18 +111,23 @@ class DeferredImports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """A finder for `sys.meta_path` that executes the modules `names` when a program first uses one of their names."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names, self._loaders = names, dict[str, importlib.abc.Loader]()
+        self._names = names
+        self._loaders: dict[str, importlib.abc.Loader] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        found = importlib.machinery.PathFinder.find_spec(fullname, path, target) if fullname in self._names else None
+        if fullname not in self._names:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if found is not None and found.loader is not None:
-            self._loaders[fullname], found.loader = found.loader, self
+            self._loaders[fullname] = found.loader
+            found.loader = self
         return found
 
     def exec_module(self, module: types.ModuleType) -> None:
-        lock, loader = threading.RLock(), self._loaders[module.__name__]
+        lock = threading.RLock()
+        loader = self._loaders[module.__name__]
 
         def load(name: str) -> Any:
             # Tools such as `inspect` ask every module for names like __wrapped__.

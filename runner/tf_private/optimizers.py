@@ -31,9 +31,11 @@ def made_apart(make: Callable[[], Any]) -> Any:
     """
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
-        initial = kwargs["initial_value"]
-        value = initial() if callable(initial) else initial
-        value = tf.get_static_value(value) if tf.is_tensor(value) else value
+        value = kwargs["initial_value"]
+        if callable(value):
+            value = value()
+        if tf.is_tensor(value):
+            value = tf.get_static_value(value)
         if value is None:
             raise ValueError(
                 "an optimizer of Keras keeps its learning rate in a variable, whose initial value cannot be a tensor "
@@ -57,13 +59,15 @@ def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
     if isinstance(rate, tf.Variable) or hasattr(rate, "assign"):
         return None
     hyper = getattr(optimizer, "_hyper", {})
-    rate = hyper.get("learning_rate") if isinstance(hyper, Mapping) and "learning_rate" in hyper else rate
+    if isinstance(hyper, Mapping) and "learning_rate" in hyper:
+        rate = hyper["learning_rate"]
     if tf.is_tensor(rate):
         hyper["learning_rate"] = 0.0
         return lambda step: rate
     if not callable(rate):
         return None
-    return rate if hasattr(rate, "get_config") else lambda step: rate()
+    is_schedule = hasattr(rate, "get_config")
+    return rate if is_schedule else lambda step: rate()
 
 
 def begin_update(optimizer: Any) -> Any:
@@ -72,7 +76,8 @@ def begin_update(optimizer: Any) -> Any:
     Private: `_compute_current_learning_rate` of tf_keras, by which an update first sets the variable that holds the
     rate of a schedule. When it moves: call the schedule with `iterations`.
     """
-    getattr(optimizer, "_compute_current_learning_rate", lambda: None)()
+    if hasattr(optimizer, "_compute_current_learning_rate"):
+        optimizer._compute_current_learning_rate()
     return getattr(optimizer, "learning_rate", None)
 
 
@@ -88,7 +93,9 @@ def average_kept_by(optimizer: Any, variable: tf.Variable) -> Any:
     is_keras_3 = hasattr(optimizer, "_trainable_variables_indices")
     places = optimizer._trainable_variables_indices if is_keras_3 else optimizer._index_dict
     place = places.get(optimizer._var_key(variable))
-    return None if place is None else optimizer._model_variables_moving_average[place]
+    if place is None:
+        return None
+    return optimizer._model_variables_moving_average[place]
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -97,7 +104,9 @@ def variables_of(optimizer: Any) -> list[Any]:
     A legacy optimizer of tf_keras has a method of this name; in tf_keras it is a list that can be called, too.
     """
     variables = optimizer.variables
-    return list(variables if isinstance(variables, Sequence) else variables())
+    if not isinstance(variables, Sequence):
+        variables = variables()
+    return list(variables)
 
 
 def renewed_in(optimizer: Any, scope: str) -> Any:
@@ -108,7 +117,8 @@ def renewed_in(optimizer: Any, scope: str) -> Any:
     which cannot be copied in a graph.
     """
     made = copy.copy(optimizer)
-    made._slots, made._non_slot_dict = {}, {}
+    made._slots = {}
+    made._non_slot_dict = {}
     create_slots = made._create_slots
 
     def create(var_list: Sequence[Any]) -> None:

@@ -120,8 +120,11 @@ class LossInALine(logging.Filter):
         self._log = log
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text, values = str(record.msg), record.args if isinstance(record.args, tuple) else ()
-        worker = f"worker:{str(values[0]).rpartition(':')[2]}" if values else ""
+        text = str(record.msg)
+        values = record.args if isinstance(record.args, tuple) else ()
+        worker = ""
+        if values:
+            worker = f"worker:{str(values[0]).rpartition(':')[2]}"
         if text == self.LOST:
             self._log.warning("%s was lost. Its request is repeated by this worker or another one.", worker)
         elif text.startswith(self.INTERRUPTED):
@@ -137,8 +140,9 @@ class LossInALine(logging.Filter):
 def say_losses_in_a_line(log: logging.Logger) -> None:
     """Filter TensorFlow's log in this process by `LossInALine`."""
     logger = logging.getLogger("tensorflow")
-    for one in [one for one in logger.filters if isinstance(one, LossInALine)]:
-        logger.removeFilter(one)
+    earlier = [own for own in logger.filters if isinstance(own, LossInALine)]
+    for own in earlier:
+        logger.removeFilter(own)
     logger.addFilter(LossInALine(log))
 
 

@@ -92,7 +92,8 @@ def replaced_random_ops(
 
     Private: the functions of `gen_random_ops`, which all public samplers call, right after `random_seed.get_seed`.
     """
-    get_seed, given = random_seed.get_seed, threading.local()
+    get_seed = random_seed.get_seed
+    given = threading.local()
 
     def noted_seed(op_seed: Any) -> Any:
         given.seed = op_seed
@@ -105,12 +106,14 @@ def replaced_random_ops(
         def sampler(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs)
             arguments.apply_defaults()
-            result = replace(name, arguments.arguments, getattr(given, "seed", None))
-            return make(*args, **kwargs) if result is NotImplemented else result
+            drawn = replace(name, arguments.arguments, getattr(given, "seed", None))
+            if drawn is NotImplemented:
+                return make(*args, **kwargs)
+            return drawn
 
         return sampler
 
-    samplers = ((gen_random_ops, name, sampler_of(name)) for name in names)
+    samplers = [(gen_random_ops, name, sampler_of(name)) for name in names]
     return all_replaced((random_seed, "get_seed", noted_seed), *samplers)
 
 
@@ -129,9 +132,15 @@ def before_draws(begin: Callable[[], Any]) -> contextlib.AbstractContextManager[
         return make(*args, **kwargs)
 
     names = [re.sub("(?<!^)(?=[A-Z])", "_", kind).lower() for kind in KERNEL_RANDOM]
-    makers = [(module, name) for module in _EAGER_OPERATIONS for name in names if hasattr(module, name)]
-    makers += [(script_ops, "py_func_common"), (script_ops, "_internal_py_func")]
-    return all_replaced(*((*one, functools.partial(after_begin, getattr(*one))) for one in makers))
+    places: list[tuple[Any, str]] = []
+    for module in _EAGER_OPERATIONS:
+        places += [(module, name) for name in names if hasattr(module, name)]
+    places += [(script_ops, "py_func_common"), (script_ops, "_internal_py_func")]
+    replacements = []
+    for module, name in places:
+        make = getattr(module, name)
+        replacements.append((module, name, functools.partial(after_begin, make)))
+    return all_replaced(*replacements)
 
 
 @contextlib.contextmanager
@@ -174,7 +183,8 @@ def set_seed(seed: int) -> None:
         tf.random.set_seed(seed)
         _watch().forget()
     else:
-        eager._seed, eager._rng = seed, random.Random(seed)
+        eager._seed = seed
+        eager._rng = random.Random(seed)
 
 
 def _watchable(eager: Any) -> bool:
@@ -195,7 +205,8 @@ class _Watch:
     """Drop kernels after at most this many seeds, since unused ones take memory. An evaluation sets about ten."""
 
     def __init__(self) -> None:
-        self._drew, self._kept = True, 0  # unknown before the watch began
+        self._drew = True  # what ran before the watch began is not known
+        self._kept = 0
         self._called: set[bytes] = set()
         self._draws: dict[bytes, bool] = {}
         for module in _EAGER_OPERATIONS:
@@ -216,16 +227,16 @@ class _Watch:
         return execute(ctx, operation, *args)
 
     def may_have_state(self, eager: Any) -> bool:
+        """Report whether a kernel may have a random state, or has been kept for too many seeds."""
         self._kept += 1
-        return (
-            self._drew
-            or self._kept > self.KEPT
-            or any(self._function_draws(eager, name) for name in list(self._called))
-        )
+        if self._drew or self._kept > self.KEPT:
+            return True
+        return any(self._function_draws(eager, name) for name in list(self._called))
 
     def forget(self) -> None:
         """Start again after kernels were dropped."""
-        self._drew, self._kept = False, 0
+        self._drew = False
+        self._kept = 0
         self._called.clear()
 
     def _function_draws(self, eager: Any, name: bytes) -> bool:
@@ -234,12 +245,13 @@ class _Watch:
         """
         if name not in self._draws:
             self._draws[name] = False  # for recursive functions
-            self._draws[name] = any(
-                node.op in KERNEL_RANDOM
-                or any(self._function_draws(eager, called.encode()) for called in functions_of(node))
-                for node in _nodes_of(eager, name)
-            )
+            self._draws[name] = any(self._node_draws(eager, node) for node in _nodes_of(eager, name))
         return self._draws[name]
+
+    def _node_draws(self, eager: Any, node: Any) -> bool:
+        if node.op in KERNEL_RANDOM:
+            return True
+        return any(self._function_draws(eager, called.encode()) for called in functions_of(node))
 
 
 def _nodes_of(eager: Any, name: bytes) -> Sequence[Any]:
@@ -258,9 +270,11 @@ def _nodes_of(eager: Any, name: bytes) -> Sequence[Any]:
 
 def functions_of(node: Any) -> list[str]:
     """Return the names of the functions that a NodeDef calls, including its type, which may name one."""
-    named = [attribute.func.name for attribute in node.attr.values() if attribute.HasField("func")]
-    listed = [one.name for attribute in node.attr.values() for one in attribute.list.func]
-    return [*named, *listed, node.op]
+    attributes = node.attr.values()
+    names = [attribute.func.name for attribute in attributes if attribute.HasField("func")]
+    for attribute in attributes:
+        names += [function.name for function in attribute.list.func]
+    return [*names, node.op]
 
 
 _watch = functools.cache(_Watch)

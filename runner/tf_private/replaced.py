@@ -27,9 +27,10 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
         yield
     finally:
         if getattr(owner, name, None) is not new:
+            owner_name = getattr(owner, "__name__", type(owner).__name__)
             raise RuntimeError(
-                f"{getattr(owner, '__name__', type(owner).__name__)}.{name} was replaced a second time, and the first "
-                "replacement ended before the second. End them in reverse order."
+                f"{owner_name}.{name} was replaced a second time, and the first replacement ended before the second. "
+                "End them in reverse order."
             )
         if is_inherited:
             delattr(owner, name)
@@ -41,8 +42,8 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
 def all_replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
     """Replace several attributes inside this context; each is (owner, name, new), as in `replaced`."""
     with contextlib.ExitStack() as stack:
-        for one in replacements:
-            stack.enter_context(replaced(*one))
+        for owner, name, new in replacements:
+            stack.enter_context(replaced(owner, name, new))
         yield
 
 
@@ -56,20 +57,23 @@ class EnteredOnce:
     """
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-        self._make, self._lock, self._inside, self._stack = make, threading.Lock(), 0, contextlib.ExitStack()
+        self._make = make
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._stack = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
-            if not self._inside:
+            if not self._num_inside:
                 self._stack.enter_context(self._make())
-            self._inside += 1
+            self._num_inside += 1
         try:
             yield
         finally:
             with self._lock:
-                self._inside -= 1
-                if not self._inside:
+                self._num_inside -= 1
+                if not self._num_inside:
                     self._stack.close()
 
 

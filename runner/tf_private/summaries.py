@@ -21,7 +21,10 @@ from tensorflow.python.summary import summary
 from runner.tf_private.replaced import all_replaced, replaced
 
 v1 = tf.compat.v1
-_SCALARS, _IMAGES = "scalars", "images"  # names of TensorBoard's plugins
+
+# Names of TensorBoard's plugins.
+_SCALARS = "scalars"
+_IMAGES = "images"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +89,17 @@ class Collector:
     def _own_step(self, step: Any) -> tf.Tensor | None:
         """Return the step that model_fn set, by argument or `set_step`; None: it set none."""
         around = tf.summary.experimental.get_step()
-        own_step = around if step is None and around is not self._step else step
-        return None if own_step is None else tf.cast(own_step, tf.int64)
+        if step is None and around is not self._step:
+            step = around
+        if step is None:
+            return None
+        return tf.cast(step, tf.int64)
 
     def _key(self, kind: str, name: str) -> str:
         """Return the key of the next call with this name; numbers distinguish calls with the same name."""
-        self._numbers[f"{kind} {name}"] += 1
-        return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
+        call = f"{kind} {name}"
+        self._numbers[call] += 1
+        return f"{call} {self._numbers[call]}"
 
 
 class TraceCollector(Collector):
@@ -100,13 +107,15 @@ class TraceCollector(Collector):
 
     def __init__(self, graph: Any, writer: Any) -> None:
         super().__init__(writer)
-        self._graph, self._handle = graph, getattr(writer, "_resource", None)
+        self._graph = graph
+        self._handle = getattr(writer, "_resource", None)
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: tf.Tensor) -> None:
         """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
         if v1.get_default_graph() is not self._graph:
             return
-        key = self._key("v1", f"{family}/{name}" if family else name)
+        full_name = f"{family}/{name}" if family else name
+        key = self._key("v1", full_name)
         if proto.op.type == "ScalarSummary":
             tag = tf.get_static_value(proto.op.inputs[0]).item().decode()
             self.scalars.append(SummaryScalar(key, proto.op.inputs[1], proto.op, tag))
@@ -115,33 +124,67 @@ class TraceCollector(Collector):
 
     def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
         """Do the same as `tf.summary.write`, which is `own`, and record what is written."""
-        plugin, is_traced = _plugin_of(metadata), v1.get_default_graph() is self._graph
-        # Images are encoded here, outside of the branch that writes them.
-        images = tensor() if plugin == _IMAGES and callable(tensor) and is_traced else None
+        plugin = _plugin_of(metadata)
+        is_traced = v1.get_default_graph() is self._graph
+        images = None
+        if plugin == _IMAGES and callable(tensor) and is_traced:
+            images = tensor()  # encoded here, outside of the branch that writes them
         written = own(tag, tensor, step, metadata, name)
         if not is_traced or not tf.is_tensor(written):
             return written
-        branch = written.op if written.op.type.endswith("If") else next(
-            (one.op for one in written.op.inputs if one.op.type.endswith("If")), None
-        )  # fmt: skip
-        write = branch or next((one for one in written.op.control_inputs if one.type == "WriteSummary"), None)
-        condition, is_ours = None if branch is None else branch.inputs[0], write is not None and self._is_ours(write)
+        branch = _branch_around(written.op)
+        write = branch
+        condition = None
+        if branch is None:
+            write = _write_before(written.op)
+        else:
+            condition = branch.inputs[0]
+        is_ours = write is not None and self._is_ours(write)
         if images is not None and is_ours:
-            value = tf.io.serialize_tensor(images)
-            self.images.append(SummaryImage(tag, value if condition is None else tf.where(condition, value, "")))
+            self._add_image(tag, images, condition)
         if plugin == _SCALARS and tf.is_tensor(tensor):
-            value = tensor.op.inputs[0] if tensor.op.type == "Cast" else tensor  # undo TensorFlow's cast to float32
+            value = tensor
+            if tensor.op.type == "Cast":
+                value = tensor.op.inputs[0]  # undo TensorFlow's cast to float32
             key = self._key("v2", re.sub(r"(^|/)replica_\d+/", r"\1", tag))
             if write is None:
                 self.scalars.append(SummaryScalar(key, value, None, tag))
             elif is_ours:
-                data, own_step = metadata.SerializeToString(), self._own_step(step)
+                data = metadata.SerializeToString()
+                own_step = self._own_step(step)
                 self.scalars.append(SummaryScalar(key, value, written.op, tag, data, condition, own_step))
         return written
 
+    def _add_image(self, tag: str, images: tf.Tensor, condition: tf.Tensor | None) -> None:
+        value = tf.io.serialize_tensor(images)
+        if condition is not None:
+            value = tf.where(condition, value, "")
+        self.images.append(SummaryImage(tag, value))
+
     def _is_ours(self, write: tf.Operation) -> bool:
+        """Report whether an operation, or a branch, writes to the writer of the run."""
         inputs = {tensor.name for tensor in write.inputs}
         return any(inner.name in inputs and outer is self._handle for outer, inner in self._graph.captures)
+
+
+def _branch_around(operation: tf.Operation) -> tf.Operation | None:
+    """Return the `tf.cond` in which a summary is written, from the operation that `tf.summary.write` returns; None: it
+    is written whatever the step.
+    """
+    if operation.type.endswith("If"):
+        return operation
+    for tensor in operation.inputs:
+        if tensor.op.type.endswith("If"):
+            return tensor.op
+    return None
+
+
+def _write_before(operation: tf.Operation) -> tf.Operation | None:
+    """Return the write for which an operation waits; None: there is none, as in all replicas but the first."""
+    for waited_for in operation.control_inputs:
+        if waited_for.type == "WriteSummary":
+            return waited_for
+    return None
 
 
 class EagerCollector(Collector):
@@ -163,36 +206,42 @@ class EagerCollector(Collector):
     def find_protos(self) -> None:
         """Record the v1 summaries that model_fn made; they are in a graph collection."""
         protos = v1.get_collection(v1.GraphKeys.SUMMARIES)
-        self.protos = [proto for proto in protos if not any(proto is one for one in self._protos_of_scalars)]
+        of_scalars = {id(proto) for proto in self._protos_of_scalars}  # `==` of tensors compares their values
+        self.protos = [proto for proto in protos if id(proto) not in of_scalars]
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: Any) -> None:
         """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
         if tf.executing_eagerly():
             self._protos_of_scalars.append(proto)
             (written,) = v1.Summary.FromString(proto.numpy()).value
-            self.scalars.append(
-                SummaryScalar(self._key("v1", written.tag), tf.convert_to_tensor(value), None, written.tag)
-            )
+            key = self._key("v1", written.tag)
+            self.scalars.append(SummaryScalar(key, tf.convert_to_tensor(value), None, written.tag))
 
     def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
         """Record scalars of the run without writing them; for others do the same as `own`."""
-        state, plugin = getattr(summary_ops_v2, "_summary_state", None), _plugin_of(metadata)
+        state = getattr(summary_ops_v2, "_summary_state", None)
+        plugin = _plugin_of(metadata)
         if not tf.executing_eagerly() or getattr(state, "writer", self._writer) is not self._writer:
             return own(tag, tensor, step, metadata, name)
         is_recorded = tf.cast(tf.summary.should_record_summaries(), tf.bool)
         if plugin == _SCALARS:
-            data, key = metadata.SerializeToString(), self._key("v2", tag)
+            data = metadata.SerializeToString()
+            key = self._key("v2", tag)
             self.scalars.append(SummaryScalar(key, tensor, None, tag, data, is_recorded, self._own_step(step)))
             return is_recorded
         self.has_others = True
         if plugin == _IMAGES and is_recorded and callable(tensor):
             tensor = tensor()
             self.images.append(SummaryImage(tag, tf.io.serialize_tensor(tensor)))
-        return own(tag, tensor, step, metadata, name) if self._writes else is_recorded
+        if not self._writes:
+            return is_recorded
+        return own(tag, tensor, step, metadata, name)
 
 
 def _plugin_of(metadata: Any) -> str:
-    return metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
+    if not hasattr(metadata, "plugin_data"):
+        return ""
+    return str(metadata.plugin_data.plugin_name)
 
 
 class _OfThread(threading.local):
@@ -234,7 +283,8 @@ def summaries_noted() -> contextlib.AbstractContextManager[None]:
     package). Calls of a v1 `scalar` that was imported by name earlier are not seen; as in TensorFlow, the first
     replica's value is written.
     """
-    own_v1, own_write = summary.scalar, tf.summary.write
+    own_v1 = summary.scalar
+    own_write = tf.summary.write
 
     def scalar(name: str, tensor: Any, collections: Any = None, family: str | None = None) -> Any:
         proto = own_v1(name, tensor, collections, family)

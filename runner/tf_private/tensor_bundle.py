@@ -44,22 +44,29 @@ def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
     """
     by_place: dict[str, list[Entry]] = {}
     for key, value in tensors.items():
-        parts = value if isinstance(value, tuple) else (value,)
-        rows = slice_specs([tf.TensorShape(part.shape) for part in parts]) if isinstance(value, tuple) else [""]
+        if isinstance(value, tuple):
+            parts = value
+            rows = slice_specs([tf.TensorShape(part.shape) for part in parts])
+        else:
+            parts = (value,)
+            rows = [""]
         for spec, part in zip(rows, parts, strict=True):
-            by_place.setdefault(part.device if is_far(part) else "CPU:0", []).append(Entry(key, spec, part))
+            place = part.device if is_far(part) else "CPU:0"
+            by_place.setdefault(place, []).append(Entry(key, spec, part))
     with tf.init_scope():
         if set(by_place) <= {"CPU:0"}:
             _write("CPU:0", by_place.get("CPU:0", []), path)
         else:
-            _merge(path, map(_write, by_place, by_place.values(), _prefixes(path)))
+            bundles = map(_write, by_place, by_place.values(), _prefixes(path))
+            _merge(path, bundles)
 
 
 def write_in_parts(path: Path, parts: Iterator[Sequence[Entry]]) -> None:
     """Write one bundle of entries that come in parts. Each part is freed before the next one is requested."""
     with tf.init_scope():
         # `map`, not a loop: a loop variable would keep a part in memory while the next one is made.
-        _merge(path, map(functools.partial(_write, "CPU:0"), parts, _prefixes(path)))
+        bundles = map(functools.partial(_write, "CPU:0"), parts, _prefixes(path))
+        _merge(path, bundles)
 
 
 def _prefixes(path: Path) -> Iterator[Path]:
@@ -100,11 +107,15 @@ def slice_specs(parts: Sequence[tf.TensorShape], axis: int = 0) -> list[str]:
       axis: the axis along which the tensor is divided.
     """
     sizes = [part[axis] for part in parts]
-    whole = [sum(sizes) if number == axis else size for number, size in enumerate(parts[0])]
-    specs, start = [], 0
+    whole = list(parts[0])
+    whole[axis] = sum(sizes)
+    lengths = " ".join(map(str, whole))
+    specs = []
+    start = 0
     for size in sizes:
-        slices = [f"{start},{size}" if number == axis else f"0,{all_}" for number, all_ in enumerate(whole)]
-        specs.append(f"{' '.join(map(str, whole))} {':'.join(slices)}")
+        slices = [f"0,{length}" for length in whole]
+        slices[axis] = f"{start},{size}"
+        specs.append(f"{lengths} {':'.join(slices)}")
         start += size
     return specs
 
@@ -115,8 +126,12 @@ def pieces(shape: tf.TensorShape, number: int) -> list[str]:
     """
     if number == 1 or not shape.rank or shape[0] < number:
         return [""]
-    each, extra = divmod(int(shape[0]), number)
-    return slice_specs([tf.TensorShape([each + (piece < extra)]).concatenate(shape[1:]) for piece in range(number)])
+    fewest_rows, num_larger = divmod(int(shape[0]), number)
+    parts = []
+    for piece in range(number):
+        num_rows = fewest_rows + 1 if piece < num_larger else fewest_rows
+        parts.append(tf.TensorShape([num_rows]).concatenate(shape[1:]))
+    return slice_specs(parts)
 
 
 _PATTERN = re.compile(r"[*?\[\\]")
@@ -129,7 +144,9 @@ def literal(path: str) -> str:
     not opened. Such a folder is read through a symbolic link.
     """
     folder, name = os.path.split(path)
-    return os.path.join(_plain_name(os.path.abspath(folder)), name) if _PATTERN.search(folder) else path
+    if not _PATTERN.search(folder):
+        return path
+    return os.path.join(_plain_name(os.path.abspath(folder)), name)
 
 
 @functools.cache
@@ -154,7 +171,8 @@ def in_parts(entries: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[li
     for entry in entries:
         if part and size + size_of(entry) > PART_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
         part.append(entry)
         size += size_of(entry)
     if part:

@@ -46,7 +46,8 @@ def eagerly() -> Iterator[None]:
     """
     from tensorflow.python.eager import context
 
-    with contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode():
+    mode = contextlib.nullcontext() if context.executing_eagerly() else context.eager_mode()
+    with mode:
         yield
 
 
@@ -81,7 +82,9 @@ def state_without_a_graph(optimizer: Any) -> None:
 
     def found(self: Any, name: str, graph: Any = None) -> Any:
         variable = find(self, name, graph)
-        return find(self, name) if variable is None else variable
+        if variable is None:
+            return find(self, name)
+        return variable
 
     optimizer._get_non_slot_variable = found
 
@@ -157,7 +160,8 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, set by `tf.compat.v1.disable_tensor_equality` and
     `disable_v2_tensorshape`; nothing public reads them. When they move: call these functions and their opposites.
     """
-    with _by_identity(), dimensions_of_tf1() if dimensions else contextlib.nullcontext():
+    shapes = dimensions_of_tf1() if dimensions else contextlib.nullcontext()
+    with _by_identity(), shapes:
         yield
 
 
@@ -180,7 +184,7 @@ def prepare_slim() -> None:
 
     Private: `tensorflow.python.layers.normalization` loads `tf_keras.legacy_tf_layers.normalization`, which is
     `tf_keras.src.legacy_tf_layers.normalization` in tf_keras 2.21; `tf_slim.ops.arg_scope._get_arg_stack`, one stack
-    for all threads. This is tf_slim's last release. When a module in `moved` has its name again: remove the entry.
+    for all threads. This is tf_slim's last release. When a module in `_MOVED` has its name again: remove the entry.
 
     Raises:
       ModuleNotFoundError: tf_slim or tf_keras is not installed.
@@ -188,21 +192,33 @@ def prepare_slim() -> None:
     from tensorflow.python.layers import normalization
 
     normalization.normalization = importlib.import_module("tf_keras.src.legacy_tf_layers.normalization")
-    slim, v1 = importlib.import_module("tf_slim"), importlib.import_module("tensorflow.compat.v1")
+    slim = importlib.import_module("tf_slim")
     for part in pkgutil.walk_packages(slim.__path__, "tf_slim."):
         if not part.name.endswith(("_test", "test_utils")):
             importlib.import_module(part.name)
-    moved = {
-        "tensorflow.python.framework.ops": ("Tensor", "IndexedSlices"),
-        "tensorflow.python.ops.array_ops": ("stack", "unstack"),
-        "tensorflow.python.ops.control_flow_ops": ("Assert", "case", "cond", "while_loop"),
-    }
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "tf_slim":
-            for key, value in list(vars(module).items()):
-                if isinstance(value, types.ModuleType) and value.__name__ in moved:
-                    setattr(module, key, Overlay(value, **{one: getattr(v1, one) for one in moved[value.__name__]}))
-                elif isinstance(value, types.ModuleType) and value.__name__ == "tensorflow.python.ops.variable_scope":
-                    setattr(module, key, Overlay(value, variable=v1.Variable))
+            _give_moved_names(module)
     arg_stack = _ArgStack()
     sys.modules["tf_slim.ops.arg_scope"].__dict__["_get_arg_stack"] = lambda: arg_stack.stack
+
+
+_MOVED = {
+    "tensorflow.python.framework.ops": ("Tensor", "IndexedSlices"),
+    "tensorflow.python.ops.array_ops": ("stack", "unstack"),
+    "tensorflow.python.ops.control_flow_ops": ("Assert", "case", "cond", "while_loop"),
+}
+"""Module of TensorFlow 2.3 -> its names that tf_slim uses, and that are elsewhere now; tf.compat.v1 has them."""
+
+
+def _give_moved_names(module: types.ModuleType) -> None:
+    """Let a module of tf_slim find in the modules of TensorFlow that it uses what they had in TensorFlow 2.3."""
+    v1 = importlib.import_module("tensorflow.compat.v1")
+    for key, value in list(vars(module).items()):
+        if not isinstance(value, types.ModuleType):
+            continue
+        if value.__name__ in _MOVED:
+            names = {name: getattr(v1, name) for name in _MOVED[value.__name__]}
+            setattr(module, key, Overlay(value, **names))
+        elif value.__name__ == "tensorflow.python.ops.variable_scope":
+            setattr(module, key, Overlay(value, variable=v1.Variable))

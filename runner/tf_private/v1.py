@@ -70,7 +70,11 @@ def rate_of_v1(optimizer: Any) -> tf.Tensor | None:
     Private: as `scale_rate_of_v1`.
     """
     rate = getattr(optimizer, "_learning_rate", getattr(optimizer, "_lr", None))
-    return None if rate is None else tf.convert_to_tensor(rate() if callable(rate) else rate)
+    if rate is None:
+        return None
+    if callable(rate):
+        rate = rate()
+    return tf.convert_to_tensor(rate)
 
 
 def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
@@ -118,8 +122,8 @@ def tensors_logged_at_end(hook: Any) -> Any:
     Private: `_log_at_end`, `_current_tensors`.
     """
     # Not isinstance: a mock says that it is of the class of its spec, and lacks what only objects have.
-    logs = issubclass(type(hook), v1.train.LoggingTensorHook) and hook._log_at_end
-    return hook._current_tensors if logs else None
+    logs_at_end = issubclass(type(hook), v1.train.LoggingTensorHook) and hook._log_at_end
+    return hook._current_tensors if logs_at_end else None
 
 
 def tensors_resolved(hook: Any, resolve: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
@@ -149,24 +153,35 @@ def settings_of_hook(hook: Any) -> dict[str, Any] | None:
     Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4.
     """
     read = _SETTINGS.get(type(hook))
-    has_own = read is not None and not vars(hook).keys().isdisjoint(vars(v1.train.SessionRunHook))
-    return None if read is None or has_own else read(hook)
+    if read is None:
+        return None
+    has_own_methods = not vars(hook).keys().isdisjoint(vars(v1.train.SessionRunHook))
+    return None if has_own_methods else read(hook)
 
+
+def _settings_of_stop(hook: Any) -> dict[str, Any]:
+    if hook._num_steps is None:
+        return {"last_step": hook._last_step}
+    return {"num_steps": hook._num_steps}
+
+
+def _settings_of_saver(hook: Any) -> dict[str, Any]:
+    timer = hook._timer
+    return {
+        "save_steps": timer._every_steps,
+        "save_secs": timer._every_secs,
+        "listeners": tuple(hook._listeners),
+    }
+
+
+_NO_WAITING = "GlobalStepWaiterHook has no effect: workers take their steps together."
 
 _SETTINGS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
-    v1.train.StopAtStepHook: lambda hook: (
-        {"last_step": hook._last_step} if hook._num_steps is None else {"num_steps": hook._num_steps}
-    ),
+    v1.train.StopAtStepHook: _settings_of_stop,
     v1.train.StepCounterHook: lambda hook: {},
-    v1.train.GlobalStepWaiterHook: lambda hook: {
-        "notes": ("GlobalStepWaiterHook has no effect: workers take their steps together.",)
-    },
+    v1.train.GlobalStepWaiterHook: lambda hook: {"notes": (_NO_WAITING,)},
     v1.train.NanTensorHook: lambda hook: {"stop_at_nan": hook._fail_on_nan_loss},
-    v1.train.CheckpointSaverHook: lambda hook: {
-        "save_steps": hook._timer._every_steps,
-        "save_secs": hook._timer._every_secs,
-        "listeners": tuple(hook._listeners),
-    },
+    v1.train.CheckpointSaverHook: _settings_of_saver,
 }
 
 
@@ -178,11 +193,15 @@ def names_in_saver(saver: Any) -> dict[str, str]:
     parts that a v1 partitioner made, which share the key of the whole variable; since TF 1.
     """
     variables = saver._var_list
-    keyed = variables.items() if isinstance(variables, Mapping) else [("", one) for one in variables or ()]
+    if isinstance(variables, Mapping):
+        keyed = list(variables.items())
+    else:
+        keyed = [("", variable) for variable in variables or ()]
     names = {}
-    for key, one in keyed:
-        is_whole = hasattr(one, "read_value")
-        for part in [one] if is_whole or not isinstance(one, Iterable) else one:
+    for key, variable in keyed:
+        is_whole = hasattr(variable, "read_value") or not isinstance(variable, Iterable)
+        parts = [variable] if is_whole else variable
+        for part in parts:
             if not hasattr(part, "read_value"):
                 continue  # a SaveableObject, such as a table or an iterator
             info = getattr(part, "_save_slice_info", None)
@@ -266,11 +285,15 @@ def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
     @functools.wraps(own)
     def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, list | tuple) else [xs]
-        places = [(place, one) for place, x in enumerate(xs) for one in _in_functions_around(x)]
-        gradients = own(ys, [*xs, *(one for _, one in places)], *args, **kwargs)
-        for (place, _), more in zip(places, gradients[len(xs) :], strict=True):
-            present = [one for one in (gradients[place], more) if one is not None]
-            gradients[place] = _sum(*present) if len(present) > 1 else next(iter(present), None)
+        places: list[int] = []
+        around: list[tf.Tensor] = []
+        for place, x in enumerate(xs):
+            for placeholder in _in_functions_around(x):
+                places.append(place)
+                around.append(placeholder)
+        gradients = own(ys, [*xs, *around], *args, **kwargs)
+        for place, further in zip(places, gradients[len(xs) :], strict=True):
+            gradients[place] = _sum(gradients[place], further)
         return gradients[: len(xs)]
 
     return replaced(gradients_util, "_GradientsHelper", helper)
@@ -305,7 +328,8 @@ def gradients_given_to(
             gradients = own_gradient(tape, target, sources, *args, **kwargs)
         if depth.value:
             return gradients
-        return tf.nest.pack_sequence_as(gradients, give(tf.nest.flatten(gradients), tf.nest.flatten(sources)))
+        given = give(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(gradients, given)
 
     return all_replaced((gradients_util, "_GradientsHelper", helper), (tf.GradientTape, "gradient", gradient))
 
@@ -322,11 +346,17 @@ class _Depth(threading.local):
             self.value -= 1
 
 
-def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        indices = tf.concat([tf.cast(one.indices, tf.int64), tf.cast(other.indices, tf.int64)], 0)
-        return tf.IndexedSlices(tf.concat([one.values, other.values], 0), indices, one.dense_shape)
-    return tf.add_n([one, other])
+def _sum(gradient: Any, other: Any) -> Any:
+    """Return the sum of two gradients of a variable, each of which may be None; None: both are."""
+    if gradient is None:
+        return other
+    if other is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        indices = tf.concat([tf.cast(gradient.indices, tf.int64), tf.cast(other.indices, tf.int64)], 0)
+        values = tf.concat([gradient.values, other.values], 0)
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+    return tf.add_n([gradient, other])
 
 
 def _in_functions_around(x: Any) -> list[tf.Tensor]:

@@ -134,7 +134,9 @@ def _key_by_name(own: Callable[[Any], Any], variable: Any) -> Any:
     for our variables alone. When it moves: the `op` has no graph.
     """
     # Checkpoints ask for the slots of any object.
-    first = copies_of(variable)[0] if isinstance(variable, DistributedVariable) else variable
+    first = variable
+    if isinstance(variable, DistributedVariable):
+        first = copies_of(variable)[0]
     op = getattr(first, "op", None)
     if isinstance(op, _VariableOp):
         return None, op.name
@@ -146,7 +148,8 @@ optimizer._var_key = functools.partial(_key_by_name, optimizer._var_key)
 
 def load(variable: Any, value: Any, session: Any = None) -> None:
     """Assign a value of the variable's shape in the session of a hook."""
-    session = v1.get_default_session() if session is None else session
+    if session is None:
+        session = v1.get_default_session()
     if hasattr(session, "begin_to_write"):  # the session of hooks
         session.begin_to_write()
     with tf.init_scope():
@@ -179,7 +182,8 @@ class _Named:
 
     def eval(self, session: Any = None) -> Any:
         """Return the value in a session, such as a hook's."""
-        session = v1.get_default_session() if session is None else session
+        if session is None:
+            session = v1.get_default_session()
         if session is None:
             raise ValueError(f"{self.op.name}.eval(): there is no default session. Give one: eval(session=session).")
         return session.run(self)
@@ -324,18 +328,20 @@ def lookups_of_rows() -> contextlib.AbstractContextManager[None]:
     variable it is cheap. `embedding_ops.array_ops`, with which the lookup calls `unique`. When they move: leave this
     out; lookups are slower, and copy their tables.
     """
-    lookup, is_since = embedding_ops._embedding_lookup_and_transform, embedding_ops.compat.forward_compatible
+    lookup = embedding_ops._embedding_lookup_and_transform
+    is_since = embedding_ops.compat.forward_compatible
 
     def is_fused(*date: int) -> bool:
-        return tf.distribute.get_strategy().num_replicas_in_sync == 1 and bool(is_since(*date))
+        is_alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        return is_alone and bool(is_since(*date))
 
     def in_copy(method: str) -> Callable[..., tf.Tensor]:
         return lambda self, *args, **kwargs: getattr(self._get(), method)(*args, **kwargs)
 
     def lookup_in_copies(params: Any, *args: Any, **kwargs: Any) -> Any:
-        listed = params if isinstance(params, list | tuple) else [params]
-        copies = [one._get() if isinstance(one, DistributedVariable) else one for one in listed]
-        return lookup(copies if isinstance(params, list | tuple) else copies[0], *args, **kwargs)
+        if isinstance(params, list | tuple):
+            return lookup([_copy_of_replica(table) for table in params], *args, **kwargs)
+        return lookup(_copy_of_replica(params), *args, **kwargs)
 
     def unique(x: Any, *args: Any, **kwargs: Any) -> Any:
         return tf.unique_with_counts(x, *args, **kwargs)[:2]
@@ -346,6 +352,13 @@ def lookups_of_rows() -> contextlib.AbstractContextManager[None]:
         (embedding_ops, "compat", Overlay(embedding_ops.compat, forward_compatible=is_fused)),
         *((DistributedVariable, name, in_copy(name)) for name in ("sparse_read", "gather_nd")),
     )
+
+
+def _copy_of_replica(table: Any) -> Any:
+    """Return the current replica's copy of a variable that has one on each; what is none is returned as it is."""
+    if isinstance(table, DistributedVariable):
+        return table._get()
+    return table
 
 
 def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
@@ -423,10 +436,13 @@ def begin_with(variable: Any, value: np.ndarray) -> None:
     """
     first = 0
     for part in getattr(variable, "variables", [variable]):  # the row partitions of a variable on parameter servers
-        rows = value if part is variable else value[first : first + part.shape[0]]
-        first += len(rows) if rows.ndim else 0
+        rows = value
+        if part is not variable:
+            rows = value[first : first + part.shape[0]]
+            first += len(rows)
         if isinstance(part, _DiscoveryVariable) and not part.is_given:
-            part.initial, part.is_given = functools.partial(tf.constant, rows, part.dtype), True
+            part.initial = functools.partial(tf.constant, rows, part.dtype)
+            part.is_given = True
 
 
 def is_without_value(value: Any) -> bool:
@@ -438,4 +454,6 @@ def initial_of(variable: tf.Variable) -> Callable[[], Any] | None:
     """Return the function that computes the initial value set by `init_from_checkpoint` or `begin_with`; None: there
     is none.
     """
-    return variable.initial if getattr(variable, "is_given", False) else None
+    if not getattr(variable, "is_given", False):
+        return None
+    return variable.initial

@@ -16,7 +16,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.errors import MissingConfigException
 from omegaconf import Container, DictConfig, OmegaConf
 
-from runner.config import hydra, saved_config
+from runner.config import hydra, hydra_mistakes, saved_config
 from runner.config.help import answer
 from runner.config.mistakes import Malformed
 from runner.config.schema import Config
@@ -408,7 +408,7 @@ def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_pat
 
 def test_a_launcher_that_is_not_installed_is_named_with_its_package(messages: Messages) -> None:
     missing = MissingConfigException("", missing_cfg_file="hydra/launcher/joblib", options=["basic"])
-    messages.same("said", hydra._missing_option(missing))
+    messages.same("said", hydra_mistakes._text_on_missing_option(missing))
 
 
 @pytest.mark.parametrize("words", [[], ["--cfg", "job"], ["--multirun", "run.seed=1,2"]], ids=" ".join)

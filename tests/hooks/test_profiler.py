@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, RunConfig
-from runner.config.step_range import StepRange, parse_step_range
+from runner.config.settings.step_range import StepRange, parse_step_range
 from runner.distribute.cluster import Cluster
 from runner.hooks.hook import Hook, Run
 from runner.hooks.profiler import Profiling

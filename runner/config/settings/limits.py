@@ -76,13 +76,15 @@ def limits_of(setting: dataclasses.Field[Any]) -> Limits:
 def as_typed(value: Any) -> str:
     """Return a value as on the command line, without secrets."""
     if isinstance(value, Mapping):
-        entries = [f"{name}:{as_typed(masked_value(name, one))}" for name, one in value.items()]
+        entries = [f"{name}:{as_typed(masked_value(name, entry))}" for name, entry in value.items()]
         return "{" + ",".join(entries) + "}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(as_typed, value))}]"
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
@@ -99,16 +101,17 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
     if limits.auto and value == "auto":
         return
     if limits.auto and (not isinstance(value, int) or isinstance(value, bool)):
-        raise WrongType(f"{written('null' if value is None else repr(value))} is neither 'auto' nor a whole number.")
-    values = value if isinstance(value, list) else [value]
-    for one in values:
-        if limits.choices and one not in limits.choices:
-            choices = [*map(as_typed, limits.choices)]
-            hint = did_you_mean(one, choices)
-            raise NotAllowed(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-    for one in values:
-        _check_bounds(limits, one, written)
-        _check_size(limits, one, written)
+        shown = "null" if value is None else repr(value)
+        raise WrongType(f"{written(shown)} is neither 'auto' nor a whole number.")
+    elements = value if isinstance(value, list) else [value]
+    for element in elements:
+        if limits.choices and element not in limits.choices:
+            choices = [as_typed(choice) for choice in limits.choices]
+            hint = did_you_mean(element, choices)
+            raise NotAllowed(f"{written(element)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
+    for element in elements:
+        _check_bounds(limits, element, written)
+        _check_size(limits, element, written)
 
 
 def _check_bounds(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:

@@ -66,7 +66,8 @@ class MetricRule:
         Raises:
           ValueError: its value is not allowed.
         """
-        value, limits = getattr(self, field.name), limits_of(field)
+        value = getattr(self, field.name)
+        limits = limits_of(field)
         if is_off(field, value):
             return
         written = f"{type(self).__name__}({field.name}={value!r}): {field.name}"
