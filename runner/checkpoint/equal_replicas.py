@@ -33,7 +33,8 @@ def check_equal(store: VariableStore, collectives: Collectives, step: int) -> No
     of_chief = collectives.broadcast([digests[0] for digests in own])
     differs = []
     for digests, first_of_chief in zip(own, of_chief, strict=True):
-        differs.append(float(set(digests) != {first_of_chief}))
+        is_different = set(digests) != {first_of_chief}
+        differs.append(float(is_different))
     for name, number in zip(names, collectives.sum(differs), strict=True):
         if number:
             raise ReplicasDifferError(
