@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -103,7 +103,10 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
                 f"{setting}, but {name} returns single examples: {leaf} is a scalar. Add "
                 '.batch(params["batch_size"]), or set batch_size=null if each element is the batch of one replica.'
             )
-    sizes = {leaf: spec.shape[0] for leaf, spec in leaves if spec.shape.rank and spec.shape[0] is not None}
+    sizes = {}
+    for leaf, spec in leaves:
+        if spec.shape.rank and spec.shape[0] is not None:
+            sizes[leaf] = spec.shape[0]
     if len(set(sizes.values())) > 1:
         different = ", ".join(f"{leaf} {size}" for leaf, size in sizes.items())
         raise ValueError(
@@ -111,28 +114,33 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
             "row per example."
         )
     size = next(iter(sizes.values()), None)
-    if expected is not None and size is not None and size != expected and not is_dataset:
+    if expected is None or size is None or size == expected:
+        return
+    if not is_dataset:
         raise ValueError(
             f"{setting}, but {name} returned tensors of {size} rows, which are one batch: every step would train on "
             f"all {size}. For batches of {expected} return tf.data.Dataset.from_tensor_slices(...)"
             '.batch(params["batch_size"]); to train on all rows at once set batch_size=null.'
         )
-    if expected is not None and size is not None and size != expected:
-        raise ValueError(
-            f'{setting}, but {name} returns batches of {size}, although params["batch_size"]={expected}. Write '
-            f'.batch(params["batch_size"]), or set batch_size=null to keep batches of {size}.'
-        )
+    raise ValueError(
+        f'{setting}, but {name} returns batches of {size}, although params["batch_size"]={expected}. Write '
+        f'.batch(params["batch_size"]), or set batch_size=null to keep batches of {size}.'
+    )
 
 
 def tensors(element_spec: Any) -> list[tuple[str, Any]]:
     """Return (name as a user would write it, spec) of each tensor of an element."""
     leaves = _leaves("features", element_spec[0])
-    return leaves + (_leaves("labels", element_spec[1]) if len(element_spec) > 1 else [])
+    if len(element_spec) > 1:
+        leaves += _leaves("labels", element_spec[1])
+    return leaves
 
 
 def none_spec(spec: Any) -> Any:
     """Return `spec`; None if it is the spec that tf.data uses for None, whose type has no public name."""
-    return None if spec is None or spec.is_compatible_with(None) else spec
+    if spec is None or spec.is_compatible_with(None):
+        return None
+    return spec
 
 
 # --- what tf.data changes or refuses: lists, values that are no tensors, keys without an order ------------------------
@@ -173,19 +181,35 @@ def keeping_values(result: Any) -> Any:
     def kept(value: Any) -> Any:
         if isinstance(value, _PLAIN):
             return _constant(value)
-        items = _List(enumerate(map(kept, value))) if isinstance(value, list) else _of_items(value, kept)
+        if isinstance(value, list):
+            items = _List(enumerate(map(kept, value)))
+        else:
+            items = _of_items(value, kept)
         if isinstance(value, dict | list | tuple):
             parts = items.values() if isinstance(items, dict) else items
-            if all(one is None or isinstance(one, _Constant) for one in parts):
+            if all(part is None or isinstance(part, _Constant) for part in parts):
                 return _constant(value)
-        if isinstance(value, dict) and len({isinstance(key, str) for key in value}) > 1:
-            return _Keyed((_Key(key, place), item) for place, (key, item) in enumerate(items.items()))
+        if isinstance(value, dict) and _have_no_order(value):
+            keyed = _Keyed()
+            for place, (key, item) in enumerate(items.items()):
+                keyed[_Key(key, place)] = item
+            return keyed
         return items
 
+    if result is None:
+        return _constant(None)
     if not isinstance(result, tuple | list):
-        return _constant(None) if result is None else kept(result)
+        return kept(result)
     features, *others = map(kept, result)  # (features, labels) may be a list, too
-    return (_constant(None) if features is None else features, *others)
+    if features is None:
+        features = _constant(None)
+    return (features, *others)
+
+
+def _have_no_order(keys: Iterable[Any]) -> bool:
+    """Report whether some keys are text and others are not."""
+    are_text = {isinstance(key, str) for key in keys}
+    return len(are_text) > 1
 
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -198,7 +222,9 @@ def as_given(structure: Any) -> Any:
     items = _of_items(structure, as_given)
     if isinstance(items, _Keyed):
         return {key.given: item for key, item in items.items()}
-    return list(items.values()) if isinstance(items, _List) else items
+    if isinstance(items, _List):
+        return list(items.values())
+    return items
 
 
 def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -208,14 +234,17 @@ def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
         items.update({name: function(item) for name, item in value.items()})
         return items
     if isinstance(value, tuple):
-        return type(value)(*map(function, value)) if hasattr(value, "_fields") else tuple(map(function, value))
+        parts = tuple(map(function, value))
+        is_named_tuple = hasattr(value, "_fields")
+        return type(value)(*parts) if is_named_tuple else parts
     return value
 
 
 def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     # tf.data short-circuits maps that only pass on their arguments: they cost nothing measurable.
     # Not `dataset.map`: that of a TensorFlow 1 dataset loses the cardinality.
-    spec, mapped = dataset.element_spec, tf.data.Dataset.map
+    mapped = tf.data.Dataset.map
+    spec = dataset.element_spec
     if not isinstance(spec, tuple):
         dataset = mapped(dataset, lambda features: (features,))
     elif len(spec) == 3:
@@ -233,20 +262,28 @@ def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
 
 
 def _leaves(name: str, spec: Any) -> list[tuple[str, Any]]:
-    if isinstance(spec, Mapping):
-        return [leaf for key, value in spec.items() for leaf in _leaves(f"{name}[{key!r}]", value)]
+    """Return what `tensors` does for a part of an element whose name is `name`."""
+    leaves: list[tuple[str, Any]] = []
     if isinstance(spec, WeightedLabels):
-        return _leaves(name, spec.labels) + _leaves("sample_weight", spec.sample_weight)
-    if isinstance(spec, tuple | list):
-        return [leaf for i, value in enumerate(spec) for leaf in _leaves(f"{name}[{i}]", value)]
-    return [] if none_spec(spec) is None else [(name, spec)]
+        leaves += _leaves(name, spec.labels)
+        leaves += _leaves("sample_weight", spec.sample_weight)
+    elif isinstance(spec, Mapping):
+        for key, value in spec.items():
+            leaves += _leaves(f"{name}[{key!r}]", value)
+    elif isinstance(spec, tuple | list):
+        for position, value in enumerate(spec):
+            leaves += _leaves(f"{name}[{position}]", value)
+    elif none_spec(spec) is not None:
+        leaves.append((name, spec))
+    return leaves
 
 
 def _article(value: Any) -> str:
     if value is None:
         return "None"
     name = "function" if inspect.isfunction(value) else type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    return f"{article} {name}"
 
 
 # --- input functions that end in `make_one_shot_iterator().get_next()`, or in `tf.train.batch` ------------------------
@@ -306,12 +343,16 @@ def call_input_fn(
         _under_way.reset(token)
     if isinstance(result, tf.data.Dataset):
         # A dataset of what was drawn cannot be in a graph, and has one draw for all its elements.
-        return keeping_values(fn()) if graph.begins_with(each) else result
+        if graph.begins_with(each):
+            return keeping_values(fn())
+        return result
     if graph.has_begun:
         return graph.dataset(result)
     if as_in_session:
         return keeping_values(result)
-    return _drawn(fn) if training and _may_change(fn, result) else result
+    if training and _may_change(fn, result):
+        return _draw_each_step(fn)
+    return result
 
 
 def calls_input_fn(*, in_session: bool = False) -> bool:
@@ -463,8 +504,8 @@ class InputGraph:
         return tf.data.experimental.from_variant(value, element_spec)
 
     def _check_taken_once(self, sources: Sequence[Taken]) -> None:
-        iterators = [one.of for one in self.taken if isinstance(one.of, _Iterator)]
-        if len(set(map(id, iterators))) < len(iterators):
+        iterators = [taken.of for taken in self.taken if isinstance(taken.of, _Iterator)]
+        if _has_one_twice(iterators):
             raise ValueError(_TWICE.format(self.name))
         waiting = list(sources)
         followed = set[int]()  # the places of one queue share its sources
@@ -538,25 +579,30 @@ def _fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Datas
                 result = fn()
         finally:
             _under_way.reset(token)
-        iterators = [one for one in graph.taken if isinstance(one.of, _Iterator)]
-        variants = [tf.data.experimental.to_variant(one.of.dataset) for one in iterators]
-    if not iterators or isinstance(result, tf.data.Dataset):
+        elements = [taken for taken in graph.taken if isinstance(taken.of, _Iterator)]
+        variants = [tf.data.experimental.to_variant(taken.of.dataset) for taken in elements]
+    if not elements or isinstance(result, tf.data.Dataset):
         raise ValueError(
             f"{name} makes placeholders that cannot be fed, since it returns no element of an initializable iterator. "
             "Build the dataset from the arrays; or return dataset.make_initializable_iterator().get_next() and let a "
             "hook call session.run(iterator.initializer, feed_dict=...)."
         )
-    for one, variant in zip(iterators, variants, strict=True):
-        made = _made_of_what_is_fed(rest, one.of, variant)
-        one.dataset = functools.partial(_itself, made)
+    for taken, variant in zip(elements, variants, strict=True):
+        made = _build_of_what_is_fed(rest, taken.of, variant)
+        taken.dataset = functools.partial(_itself, made)
     return graph.dataset(result)
 
 
-def _made_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
+def _build_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
+    """Return the dataset of `variant`, made when its first element is requested, of what the initializer was fed."""
     running = needed(rest.graph, [variant.op])
     given = {id(internal) for _, internal in rest.graph.captures}
-    fed = [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in given]
-    variables = [uninitialized_variable(one.op.name, one.shape, one.dtype, False) for one in fed]
+    placeholders = [operation.outputs[0] for operation in running if operation.type == "Placeholder"]
+    fed = [placeholder for placeholder in placeholders if id(placeholder) not in given]
+    variables = []
+    for placeholder in fed:
+        variable = uninitialized_variable(placeholder.op.name, placeholder.shape, placeholder.dtype, False)
+        variables.append(variable)
     iterator.initializer.placeholders = list(zip(fed, variables, strict=True))
     compute = function_of_part(Part(rest.graph, running, fed, [variant]))
 
@@ -586,7 +632,7 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
 
     with _iterators_by(first_element):
         fn()
-    if len(set(map(id, taken))) < len(taken):
+    if _has_one_twice(taken):
         raise ValueError(_TWICE.format(name))
 
     @tf.autograph.experimental.do_not_convert
@@ -596,6 +642,11 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
             return keeping_values(fn())
 
     return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
+
+
+def _has_one_twice(iterators: Sequence[_Iterator]) -> bool:
+    """Report whether an iterator is among `iterators` more than once."""
+    return len(set(map(id, iterators))) < len(iterators)
 
 
 def _iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.AbstractContextManager[None]:
@@ -648,7 +699,8 @@ _TWICE = (
 
 def _may_change(fn: Callable[[], Any], result: Any) -> bool:
     """Report whether the tensors that `fn` returned would have other values in the next step of a session."""
-    if not any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(result, expand_composites=True)):
+    leaves = tf.nest.flatten(result, expand_composites=True)
+    if not any(tf.is_tensor(leaf) for leaf in leaves):
         return False
     try:
         graph = tf.function(lambda: tf.nest.flatten(fn()), autograph=False).get_concrete_function().graph
@@ -657,11 +709,13 @@ def _may_change(fn: Callable[[], Any], result: Any) -> bool:
     return any(has_effect(operation) or operation.type in KERNEL_RANDOM for operation in graph.get_operations())
 
 
-def _drawn(fn: Callable[[], Any]) -> tf.data.Dataset:
+def _draw_each_step(fn: Callable[[], Any]) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
     def draw(_: Any) -> Any:
-        made = fn()
-        return tuple(made) if isinstance(made, list) else made
+        result = fn()
+        if isinstance(result, list):  # (features, labels)
+            return tuple(result)
+        return result
 
     return tf.data.Dataset.from_tensors(0).repeat().map(draw)
 
@@ -678,7 +732,8 @@ class _Iterator:
     """
 
     def __init__(self, dataset: tf.data.Dataset, take: Callable[[_Iterator], Any]) -> None:
-        self.dataset, self._take = dataset, take
+        self.dataset = dataset
+        self._take = take
         self.initializer = IteratorInitializer()
         self.element_spec = dataset.element_spec
 
