@@ -125,9 +125,9 @@ class Reader:
             shape, dtype = self._entries[self.key(source)]
             sizes[name] = tensor_bundle.size_of(shape, dtype)
         for names in tensor_bundle.in_parts(sources, sizes.__getitem__):
-            yield self._by_other_names({name: sources[name] for name in names})  # nothing here keeps the part
+            yield self._read_by_other_names({name: sources[name] for name in names})  # nothing here keeps the part
 
-    def _by_other_names(self, sources: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def _read_by_other_names(self, sources: Mapping[str, str]) -> dict[str, np.ndarray]:
         values = self.get_many(set(sources.values()))
         return {name: values[source] for name, source in sources.items()}
 

@@ -293,16 +293,16 @@ def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candida
     for pattern in settings.include or ():
         if not any(re.fullmatch(pattern, name) for name in names):
             shown = words.of(pattern)
-            raise ValueError(f"{words.include}: {shown!r} matches no variable.{_nearest(str(shown), names)}")
+            raise ValueError(f"{words.include}: {shown!r} matches no variable.{_suggest(str(shown), names)}")
     for name in settings.vocabularies:
         if name not in candidates:
-            raise ValueError(f"{words.vocabularies}: {name!r} is not a variable to load.{_nearest(name, candidates)}")
+            raise ValueError(f"{words.vocabularies}: {name!r} is not a variable to load.{_suggest(name, candidates)}")
     for rule in settings.rename:
         if rule not in used:
             shown = words.of(rule)
             raise ValueError(
                 f"{words.rename}: {shown!r} matches no variable to load, neither as a name nor as a prefix "
-                f"or regular expression.{_nearest(shown, names)}"
+                f"or regular expression.{_suggest(shown, names)}"
             )
 
 
@@ -311,7 +311,7 @@ def _check_found(settings: WarmStart, source: Reader, sources: Mapping[str, str]
     for name, wanted in not_found.items():
         is_named = name in (settings.include or ()) or name in settings.rename or name in settings.vocabularies
         if settings.strict or is_named:
-            hint = _nearest(wanted, list(source.names()))
+            hint = _suggest(wanted, list(source.names()))
             raise ValueError(f"{words.settings}: {source.path} has no variable {wanted!r} for {name!r}.{hint}")
     if not sources:
         there = ", ".join(source.names())
@@ -342,5 +342,5 @@ def _check_shapes(
         )
 
 
-def _nearest(name: str, names: list[str]) -> str:
+def _suggest(name: str, names: list[str]) -> str:
     return did_you_mean(name, names, n=3) or f" There are: {', '.join(names)}."

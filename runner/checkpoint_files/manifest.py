@@ -67,7 +67,7 @@ def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str]
     for name, size in sorted(sizes_of(path).items()):
         checksum = "tensors"
         if is_mirrored or _SHARD.search(name) is None:
-            checksum = _checksum(path.parent / name)
+            checksum = _compute_checksum(path.parent / name)
         files[name] = {"bytes": size, "checksum": checksum}
     values = {"format": FORMAT, "step": step, "time": time, "files": files}
     values["input"] = {str(worker): how for worker, how in sorted(inputs.items())}
@@ -92,7 +92,7 @@ def _files_in_manifest(path: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def _checksum(file: Path) -> str:
+def _compute_checksum(file: Path) -> str:
     found = 0
     with open(file, "rb") as opened:
         for block in iter(lambda: opened.read(_BLOCK_BYTES), b""):
@@ -116,7 +116,7 @@ def what_is_wrong_with_input(path: str | os.PathLike[str], worker: int) -> str |
         place = place_of(path.parent / name)
         if not place.exists() or place.stat().st_size != facts["bytes"]:
             return f"{name} is missing or has another size than {facts['bytes']} bytes"
-        if facts["checksum"].startswith("crc32:") and _checksum(place) != facts["checksum"]:
+        if facts["checksum"].startswith("crc32:") and _compute_checksum(place) != facts["checksum"]:
             return f"{name} does not have the checksum {facts['checksum']}"
     return None
 
@@ -156,7 +156,7 @@ def what_has_changed(path: str | os.PathLike[str]) -> str | None:
         expected = facts["checksum"]
         if not expected.startswith("crc32:"):
             continue
-        found = _checksum(place_of(path.parent / name))
+        found = _compute_checksum(place_of(path.parent / name))
         if found != expected:
             return f"{name} has the checksum {found} instead of {expected}"
     return None

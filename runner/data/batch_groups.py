@@ -101,8 +101,8 @@ class BatchGroups:
         steps = max(1, GROUP_SIZE // per_step)
         num_steps = tf.cast(num_steps, tf.int64)
         with tf.device("CPU:0"):
-            full = _read(iterator, num_steps // steps, steps * per_step)
-            rest = _read(iterator, num_steps % steps, per_step)
+            full = _build_groups(iterator, num_steps // steps, steps * per_step)
+            rest = _build_groups(iterator, num_steps % steps, per_step)
             groups = full.concatenate(rest).prefetch(1)
             self._groups = iter(groups.with_options(as_it_is()))
 
@@ -115,7 +115,7 @@ class BatchGroups:
             return Group(optionals, count, self._spec, self._per_step)
 
 
-def _read(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.Dataset:
+def _build_groups(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.Dataset:
     """Return a dataset of the next `number` groups of `size` elements of `iterator`, as (optionals, count)."""
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)

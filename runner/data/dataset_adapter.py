@@ -48,7 +48,7 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
       TypeError: `result` is a generator.
     """
     if isinstance(result, tf.data.Dataset):
-        return _normalised(result, name)
+        return _normalise(result, name)
     if isinstance(result, tuple | list):
         if len(result) not in (2, 3):
             raise ValueError(
@@ -60,8 +60,8 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
     if result is None or callable(result) or is_generator:
         kind = TypeError if is_generator else ValueError
         raise kind(
-            f"{name} returned {_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Wrap a "
-            "generator in tf.data.Dataset.from_generator."
+            f"{name} returned {_with_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Wrap "
+            "a generator in tf.data.Dataset.from_generator."
         )
     if all(leaf is None for leaf in tf.nest.flatten(result)):
         raise ValueError(f"{name} returned no tensors: {result!r}.")
@@ -69,12 +69,12 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(result)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{name} returned {_article(result)}, which cannot be converted to tensors: {error}"
+            f"{name} returned {_with_article(result)}, which cannot be converted to tensors: {error}"
         ) from error
     if endless:
         _log.warning("%s returned tensors, not a tf.data.Dataset: every step has the same examples.", name)
         dataset = dataset.repeat()
-    return _normalised(dataset, name)
+    return _normalise(dataset, name)
 
 
 def check_batches(element_spec: Any, name: str, setting: str, expected: int | None, *, is_dataset: bool = True) -> None:
@@ -130,9 +130,9 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
 
 def tensors(element_spec: Any) -> list[tuple[str, Any]]:
     """Return (name as a user would write it, spec) of each tensor of an element."""
-    leaves = _leaves("features", element_spec[0])
+    leaves = _list_leaves("features", element_spec[0])
     if len(element_spec) > 1:
-        leaves += _leaves("labels", element_spec[1])
+        leaves += _list_leaves("labels", element_spec[1])
     return leaves
 
 
@@ -169,7 +169,7 @@ class _Key(str):
         return key
 
 
-def _constant(value: Any) -> _Constant:
+def _keep_constant(value: Any) -> _Constant:
     return _Constant({_Key(value): 0})
 
 
@@ -180,7 +180,7 @@ def keeping_values(result: Any) -> Any:
 
     def kept(value: Any) -> Any:
         if isinstance(value, _PLAIN):
-            return _constant(value)
+            return _keep_constant(value)
         if isinstance(value, list):
             items = _List(enumerate(map(kept, value)))
         else:
@@ -188,7 +188,7 @@ def keeping_values(result: Any) -> Any:
         if isinstance(value, dict | list | tuple):
             parts = items.values() if isinstance(items, dict) else items
             if all(part is None or isinstance(part, _Constant) for part in parts):
-                return _constant(value)
+                return _keep_constant(value)
         if isinstance(value, dict) and _have_no_order(value):
             keyed = _Keyed()
             for place, (key, item) in enumerate(items.items()):
@@ -197,12 +197,12 @@ def keeping_values(result: Any) -> Any:
         return items
 
     if result is None:
-        return _constant(None)
+        return _keep_constant(None)
     if not isinstance(result, tuple | list):
         return kept(result)
     features, *others = map(kept, result)  # (features, labels) may be a list, too
     if features is None:
-        features = _constant(None)
+        features = _keep_constant(None)
     return (features, *others)
 
 
@@ -240,7 +240,7 @@ def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
+def _normalise(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     # tf.data short-circuits maps that only pass on their arguments: they cost nothing measurable.
     # Not `dataset.map`: that of a TensorFlow 1 dataset loses the cardinality.
     mapped = tf.data.Dataset.map
@@ -261,24 +261,24 @@ def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     return dataset
 
 
-def _leaves(name: str, spec: Any) -> list[tuple[str, Any]]:
+def _list_leaves(name: str, spec: Any) -> list[tuple[str, Any]]:
     """Return what `tensors` does for a part of an element whose name is `name`."""
     leaves: list[tuple[str, Any]] = []
     if isinstance(spec, WeightedLabels):
-        leaves += _leaves(name, spec.labels)
-        leaves += _leaves("sample_weight", spec.sample_weight)
+        leaves += _list_leaves(name, spec.labels)
+        leaves += _list_leaves("sample_weight", spec.sample_weight)
     elif isinstance(spec, Mapping):
         for key, value in spec.items():
-            leaves += _leaves(f"{name}[{key!r}]", value)
+            leaves += _list_leaves(f"{name}[{key!r}]", value)
     elif isinstance(spec, tuple | list):
         for position, value in enumerate(spec):
-            leaves += _leaves(f"{name}[{position}]", value)
+            leaves += _list_leaves(f"{name}[{position}]", value)
     elif none_spec(spec) is not None:
         leaves.append((name, spec))
     return leaves
 
 
-def _article(value: Any) -> str:
+def _with_article(value: Any) -> str:
     if value is None:
         return "None"
     name = "function" if inspect.isfunction(value) else type(value).__name__
@@ -328,14 +328,14 @@ def call_input_fn(
         drawn = before_draws(lambda: graph.take_of(each))
     token = _under_way.set(graph)
     try:
-        with rest, _iterators(graph, are_first=True), drawn:
+        with rest, _take_from_iterators(graph, are_first=True), drawn:
             result = fn()
     except _LateIterator:
         graph.is_closed = True
-        return _called_twice(fn, name)
+        return _call_twice(fn, name)
     except Exception as error:
         if _NO_PLACEHOLDER in str(error):
-            return _fed_by_hooks(fn, graph)
+            return _build_fed_by_hooks(fn, graph)
         if not graph.begins_with(each) or graph.reads_queues:
             raise
         result = each  # what follows a draw may need eager tensors
@@ -462,7 +462,7 @@ class InputGraph:
         Raises:
           ValueError: they are taken from a queue that nothing fills.
         """
-        running = set(self._running(result))
+        running = set(self._list_running(result))
         for operation in running:
             if operation.type.startswith(("QueueDequeue", "ReaderRead")):
                 raise ValueError(
@@ -480,8 +480,8 @@ class InputGraph:
         given = tf.data.Dataset.from_tensors(0).repeat()
         if sources:
             given = tf.data.Dataset.zip(tuple(source.dataset() for source in sources))
-        running = self._running(result)
-        function = self._function(result, sources, running)
+        running = self._list_running(result)
+        function = self._build_function(result, sources, running)
         if num_threads == 1 or any(operation.op_def.is_stateful for operation in running):
             return given.map(function)
         return given.map(function, num_parallel_calls=num_threads, deterministic=True)
@@ -525,10 +525,12 @@ class InputGraph:
         leaves = tf.nest.flatten(result, expand_composites=True)
         return [leaf for leaf in leaves if getattr(leaf, "graph", None) is self._rest.graph]
 
-    def _running(self, result: Any) -> list[tf.Operation]:
+    def _list_running(self, result: Any) -> list[tf.Operation]:
         return needed(self._rest.graph, operations(self._computed_leaves(result)))
 
-    def _function(self, result: Any, sources: Sequence[Taken], running: Sequence[tf.Operation]) -> Callable[..., Any]:
+    def _build_function(
+        self, result: Any, sources: Sequence[Taken], running: Sequence[tf.Operation]
+    ) -> Callable[..., Any]:
         """Return a function from the values of `sources` to `result`; it computes only what `result` depends on."""
         inputs: list[tf.Tensor] = []
         for source in sources:
@@ -557,7 +559,7 @@ _under_way: contextvars.ContextVar[InputGraph | None] = contextvars.ContextVar("
 _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 
-def _fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Dataset:
+def _build_fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Dataset:
     """Return the dataset of an input function that builds it from placeholders. A hook feeds them once per run, when
     it runs the iterator's initializer.
 
@@ -575,7 +577,7 @@ def _fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Datas
         graph.begin()
         token = _under_way.set(graph)
         try:
-            with _iterators(graph):
+            with _take_from_iterators(graph):
                 result = fn()
         finally:
             _under_way.reset(token)
@@ -618,7 +620,7 @@ class _LateIterator(Exception):
     """Raised when an input function makes an iterator after it called `get_next` on another one, or drew."""
 
 
-def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
+def _call_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     """Return the dataset of an input function that makes an iterator after it called `get_next` on another one.
 
     The function is called once eagerly, to find the datasets over which it iterates, and once inside a `Dataset.map`
@@ -630,7 +632,7 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
         taken.append(iterator)
         return next(iter(iterator.dataset))
 
-    with _iterators_by(first_element):
+    with _replace_iterators(first_element):
         fn()
     if _has_one_twice(taken):
         raise ValueError(_TWICE.format(name))
@@ -638,7 +640,7 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
     def rest(*elements: Any) -> Any:
         remaining = iter(elements)
-        with _iterators_by(lambda iterator: next(remaining)):
+        with _replace_iterators(lambda iterator: next(remaining)):
             return keeping_values(fn())
 
     return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
@@ -649,7 +651,7 @@ def _has_one_twice(iterators: Sequence[_Iterator]) -> bool:
     return len(set(map(id, iterators))) < len(iterators)
 
 
-def _iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.AbstractContextManager[None]:
+def _take_from_iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.AbstractContextManager[None]:
     """Let `graph` take the elements of v1 iterators inside this context.
 
     Args:
@@ -666,10 +668,10 @@ def _iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.Abst
             iterator.element_spec, functools.partial(graph.made, variant, dataset.element_spec), of=iterator
         )
 
-    return _iterators_by(take, lambda: are_first and graph.has_begun and not graph.reads_queues)
+    return _replace_iterators(take, lambda: are_first and graph.has_begun and not graph.reads_queues)
 
 
-def _iterators_by(
+def _replace_iterators(
     take: Callable[[_Iterator], Any], is_late: Callable[[], bool] = lambda: False
 ) -> contextlib.AbstractContextManager[None]:
     """Replace v1 iterators inside this context by ones whose `get_next` calls `take`; raise _LateIterator where one

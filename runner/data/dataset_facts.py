@@ -56,7 +56,7 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
         "name": _choose_name(function, files),
         "digest": digest[:8],
         "source": source,
-        "profile": _size(pipeline),
+        "profile": _describe_size(pipeline),
     }
 
 
@@ -70,7 +70,7 @@ def _choose_name(function: str, files: list[dict[str, Any]]) -> str:
     return telling[-1]
 
 
-def _size(pipeline: InputPipeline) -> dict[str, Any]:
+def _describe_size(pipeline: InputPipeline) -> dict[str, Any]:
     """Return the element spec, the batch size, and the numbers of batches and examples, as far as they are known."""
     batches = int(pipeline.given.cardinality())
     size = pipeline.global_batch_size

@@ -28,8 +28,8 @@ def source_of(pipeline: InputPipeline) -> str:
     fn = pipeline.function
     bound = ""
     while isinstance(fn, functools.partial):
-        keywords = {name: _named(value) for name, value in fn.keywords.items()}
-        arguments = tuple(map(_named, fn.args))
+        keywords = {name: _identify_argument(value) for name, value in fn.keywords.items()}
+        arguments = tuple(map(_identify_argument, fn.args))
         bound += repr((arguments, keywords))
         fn = fn.func
     details = repr((bound, *settings, pipeline.element_spec))
@@ -49,7 +49,7 @@ def _name_and_code(fn: Any) -> list[str]:
     return [name, _digest(_describe(code))]
 
 
-def _named(value: Any) -> Any:
+def _identify_argument(value: Any) -> Any:
     """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
     name_and_code = _name_and_code(value)
     has_code = len(name_and_code) > 1

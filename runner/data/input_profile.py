@@ -273,14 +273,14 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
     cpu_secs = time.process_time() - cpu_before
     secs = time.perf_counter() - began
     cpu = cpu_secs / secs / num_cores()
-    stages = _stages(dataset, recorder, check)
+    stages = _measure_stages(dataset, recorder, check)
     options = dataset.options()
-    stages = [dataclasses.replace(stage, secs_up_to=_secs_up_to(stage, options, check)) for stage in stages]
+    stages = [dataclasses.replace(stage, secs_up_to=_measure_up_to(stage, options, check)) for stage in stages]
     tried: dict[Change, Reading] = {}
     untried: dict[Change, Exception] = {}
-    for change in _changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
+    for change in _list_changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
         try:
-            changed = _changed_reading(change, build, dataset, check)
+            changed = _open_changed(change, build, dataset, check)
             _warm_up(changed, change, warm_up_secs)
         except CannotTryError as error:
             untried[change] = error
@@ -330,12 +330,12 @@ def _read_in_turn(
 
 
 def _take_turn(reading: Reading) -> Speed:
-    _settle()
+    _wait_until_idle()
     reading.read(DRAIN_SECS)
     return reading.read(ROUND_SECS)
 
 
-def _settle() -> None:
+def _wait_until_idle() -> None:
     """Wait until this process computes nothing, but not longer than SETTLE_SECS."""
     last = time.monotonic() + SETTLE_SECS
     is_busy = True
@@ -370,7 +370,7 @@ class Reading:
             self.iterator = iterate(dataset)
         self._check = check
         self._at_a_time = 1
-        self._read = _reader(self.iterator, counts_elements_only)
+        self._read = _build_reader(self.iterator, counts_elements_only)
 
     def read(self, secs: float) -> Speed:
         """Read for about `secs` seconds.
@@ -408,7 +408,7 @@ class Reading:
         return list(dict.fromkeys(found))
 
 
-def _reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+def _build_reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that reads a number of elements, and returns (elements, examples, bytes), int64 `[3]`."""
 
     def read_one(left: tf.Tensor, total: tf.Tensor) -> Any:
@@ -654,7 +654,7 @@ class _Model:
             self._add(nodes, input_number, (*key, (slot, nodes[input_number].name)))
 
 
-def _stages(dataset: tf.data.Dataset, recorder: Recorder, check: Callable[[], None]) -> list[Stage]:
+def _measure_stages(dataset: tf.data.Dataset, recorder: Recorder, check: Callable[[], None]) -> list[Stage]:
     """Return the stages of a dataset, from the source to the end, without `secs_up_to`."""
     options = tf.data.Options()
     options.autotune.enabled = True  # without it, TensorFlow keeps no model
@@ -670,14 +670,14 @@ def _stages(dataset: tf.data.Dataset, recorder: Recorder, check: Callable[[], No
     root = model.nodes.get(())
     if root is None or not root.elements:
         return []
-    per_output = _per_output(model.nodes)
+    per_output = _count_per_output(model.nodes)
     work = {}
     for key, node in model.nodes.items():
         work[key] = node.nanosecs / max(1, node.elements) / 1e9 * per_output[key]
     total = sum(work.values())
     pairs = _pair_with_calls(dataset, model.nodes, recorder)
     stages = []
-    for key in sorted(model.nodes, key=_from_the_source):
+    for key in sorted(model.nodes, key=_order_from_source):
         if key == ():
             continue
         cut, call = pairs.get(key, (None, None))
@@ -702,12 +702,12 @@ def _makes_datasets(name: str) -> bool:
     return "FlatMap" in name or "Interleave" in name
 
 
-def _from_the_source(key: _Key) -> tuple[Any, ...]:
+def _order_from_source(key: _Key) -> tuple[Any, ...]:
     """Return a key that sorts stages from the source to the end: what a function makes comes before its stage."""
     return (*((slot, name) for slot, name in key), (9, ""))
 
 
-def _per_output(nodes: Mapping[_Key, _Node]) -> dict[_Key, float]:
+def _count_per_output(nodes: Mapping[_Key, _Node]) -> dict[_Key, float]:
     """Return how many elements of each stage one element of the whole pipeline takes."""
     found: dict[_Key, float] = {(): 1.0}
     for key in sorted(nodes, key=len):
@@ -733,7 +733,7 @@ def _pair_with_calls(
     waiting: list[tuple[Any, _Key]] = [(dataset, key) for key in nodes if len(key) == 1]
     while waiting:
         given, key = waiting.pop()
-        stage = _first_of_kind(given, nodes[key].name)
+        stage = _find_first_of_kind(given, nodes[key].name)
         children = [other for other in nodes if other[:-1] == key]
         if stage is None:
             waiting += [(given, child) for child in children if child[-1][0] == 0]
@@ -770,7 +770,7 @@ def _pair_inner(
     return found
 
 
-def _first_of_kind(dataset: Any, name: str) -> Any:
+def _find_first_of_kind(dataset: Any, name: str) -> Any:
     """Return the first stage of `dataset`, from its end, that can be the one that TensorFlow calls `name`; None: there
     is none.
     """
@@ -789,7 +789,7 @@ def _is_of_kind(kind: str, name: str) -> bool:
     return plain.lower().startswith(kind.removeprefix("Parallel").lower())
 
 
-def _secs_up_to(stage: Stage, options: tf.data.Options, check: Callable[[], None]) -> float | None:
+def _measure_up_to(stage: Stage, options: tf.data.Options, check: Callable[[], None]) -> float | None:
     """Return the seconds per element of the whole pipeline if it ended with `stage`; None: its dataset is not known."""
     if stage.cut is None:
         return None
@@ -799,12 +799,12 @@ def _secs_up_to(stage: Stage, options: tf.data.Options, check: Callable[[], None
         speed = reading.read(CUT_SECS)
     except (tf.errors.OpError, TypeError, ValueError):  # its elements are datasets, or the like
         return None
-    secs = max(0.0, speed.secs / speed.elements - _loop_secs())
+    secs = max(0.0, speed.secs / speed.elements - _measure_loop())
     return secs * stage.elements
 
 
 @functools.cache
-def _loop_secs() -> float:
+def _measure_loop() -> float:
     """Return what a `Reading` itself takes for an element, in seconds: 10 to 30 us, as much as a small example."""
     reading = Reading(tf.data.Dataset.range(_MANY), lambda: None, counts_elements_only=True)
     reading.read(CUT_SECS / 2)
@@ -815,7 +815,7 @@ def _loop_secs() -> float:
 # --- the changes ------------------------------------------------------------------------------------------------------
 
 
-def _changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits: bool) -> list[Change]:
+def _list_changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits: bool) -> list[Change]:
     """Return the changes that are worth a try, those of the stages with the most work first.
 
     Args:
@@ -829,12 +829,12 @@ def _changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits
             continue
         num_filling = max(1, int(speed.elements / speed.secs * FILL_SECS))
         num_cached = max(1, int(stage.elements * num_filling))
-        for kind in _kinds(stage, call, recorder, waits=waits):
+        for kind in _list_kinds(stage, call, recorder, waits=waits):
             found.append(Change(kind, call, num_cached, num_filling))
     return list(dict.fromkeys(found))[:MAX_TRIALS]
 
 
-def _kinds(stage: Stage, call: Call, recorder: Recorder, *, waits: bool) -> Iterator[str]:
+def _list_kinds(stage: Stage, call: Call, recorder: Recorder, *, waits: bool) -> Iterator[str]:
     """Yield the kinds of change that a stage allows."""
     if call.method in ("map", "interleave", "batch") and not call.is_parallel:
         yield "parallel"
@@ -882,7 +882,7 @@ _READ_ERRORS = (tf.errors.OpError, TypeError, ValueError)
 """What reading an input raises, when it is traced or when it runs. `check` raises other ones."""
 
 
-def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset, check: Callable[[], None]) -> Reading:
+def _open_changed(change: Change, build: Build, dataset: tf.data.Dataset, check: Callable[[], None]) -> Reading:
     """Return the input with a change.
 
     Raises:
@@ -913,13 +913,13 @@ def _warm_up(reading: Reading, change: Change, secs: float) -> None:
     """
     try:
         if change.kind == "cache":
-            _fill(reading, change.num_filling)
+            _fill_cache(reading, change.num_filling)
         reading.read(secs)
     except _READ_ERRORS as error:
         raise _InputError(error) from error
 
 
-def _fill(reading: Reading, number: int) -> None:
+def _fill_cache(reading: Reading, number: int) -> None:
     """Read `number` elements. Before its cache is full an input is as slow as without, or slower."""
     began = time.monotonic()
     num_read = 0

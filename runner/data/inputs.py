@@ -442,7 +442,7 @@ def build_input_pipeline(
         pipeline = _deal_batches(pipeline, division, mode, place, num_batches)
     if not is_training:
         return pipeline
-    prefetch = _device_prefetch(source.prefetch_to_device, place, config)
+    prefetch = _choose_prefetch(source.prefetch_to_device, place, config)
     return dataclasses.replace(pipeline, prefetch=prefetch)
 
 
@@ -580,7 +580,7 @@ def _build_for_servers(
     return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
 
-def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:
+def _choose_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:
     """Return the prefetch to the device of the only replica if that is a GPU, else None.
 
     Args:
@@ -630,7 +630,7 @@ def _repeat_passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) ->
             "counted. Remove .repeat(); or add an argument num_epochs to the function and end after that many passes; "
             "or set train.max_steps and train.max_epochs=null."
         )
-    if "num_epochs" in _declared(fn):
+    if "num_epochs" in _list_declared(fn):
         return dataset
     return dataset.repeat(num_epochs)
 
@@ -660,7 +660,7 @@ class _InputCall:
         source = self.source
         name = name_of(source.fn)
         is_training = self.mode == "train"
-        result = self._result(plan)
+        result = self._call_function(plan)
         dataset = as_dataset(result, name, endless=is_training or self.as_in_session)
         dataset = _repeat_passes(dataset, source.fn, self.num_epochs)
         if source.options is not None:
@@ -673,7 +673,7 @@ class _InputCall:
             check_batches(dataset.element_spec, name, setting, expected, is_dataset=is_dataset)
         return dataset
 
-    def _result(self, plan: Plan) -> Any:
+    def _call_function(self, plan: Plan) -> Any:
         """Call the function with those of ARGUMENTS that it declares."""
         source = self.source
         offered = {
@@ -684,7 +684,7 @@ class _InputCall:
         }
         if self.num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else the function's own default
             offered["num_epochs"] = self.num_epochs
-        declared = _declared(source.fn)
+        declared = _list_declared(source.fn)
         arguments = {name: offered[name] for name in declared if name in offered}
         name = name_of(source.fn)
         try:
@@ -718,13 +718,13 @@ class _InputCall:
 
 
 def _must_be_given(fn: Callable[..., Any], name: str) -> bool:
-    if name not in _declared(fn):
+    if name not in _list_declared(fn):
         return False
     parameter = inspect.signature(fn).parameters[name]
     return parameter.default is inspect.Parameter.empty
 
 
-def _declared(fn: Callable[..., Any]) -> list[str]:
+def _list_declared(fn: Callable[..., Any]) -> list[str]:
     """Return those of ARGUMENTS that `fn` takes by name and that no functools.partial has bound."""
     try:
         parameters = inspect.signature(fn).parameters

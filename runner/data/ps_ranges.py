@@ -89,12 +89,12 @@ class RangeIterator:
         self.workers: Any = None
         self._here: Iterator[Any] = iter(())
         if self.reason is None:
-            self.workers = iter(dataset.coordinator.create_per_worker_dataset(self._numbered))
+            self.workers = iter(dataset.coordinator.create_per_worker_dataset(self._build_numbered))
         else:
             self._here = itertools.chain.from_iterable(part.skip(dataset.skipped) for part in dataset.datasets)
 
     @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.9 s and find nothing to convert
-    def _numbered(self) -> tf.data.Dataset:
+    def _build_numbered(self) -> tf.data.Dataset:
         """Return the dataset that one worker reads; it is traced once for all workers."""
         graph = self._graphs[0]
         if self.dataset.is_divided:

@@ -150,7 +150,7 @@ class RoundRobin(Division):
             else:
                 every.append(_next_or_placeholder(iterator.get_next_as_optional(), element))
         first = self.first if self.reads_all else 0
-        return tuple(every[first : first + self.num_replicas]), _total(every)
+        return tuple(every[first : first + self.num_replicas]), _sum_counts(every)
 
     @property
     def elements_per_step(self) -> int:
@@ -211,7 +211,7 @@ class PerWorker(Division):
         batches = tuple(self._read_mark(read) for read in (element, *others))
         if self.full_count is not None:
             return batches, tf.constant(self.full_count, tf.int64)
-        return batches, self.sum_over_workers(_total(batches))
+        return batches, self.sum_over_workers(_sum_counts(batches))
 
     def _read_mark(self, element: tuple[Any, ...]) -> ReplicaBatch:
         """Return an element as a batch, which counts nothing if the element's mark says that it is a placeholder."""
@@ -335,7 +335,7 @@ def num_rows(element: Any) -> tf.Tensor:
     return shape[0]
 
 
-def _total(batches: Sequence[ReplicaBatch]) -> tf.Tensor:
+def _sum_counts(batches: Sequence[ReplicaBatch]) -> tf.Tensor:
     if len(batches) == 1:
         return batches[0].count
     return tf.add_n([batch.count for batch in batches])

@@ -115,12 +115,12 @@ class SharedStream(Stream):
 
     def check(self) -> None:
         self._is_checked = True
-        own = json.dumps(self._components())
+        own = json.dumps(self._list_components())
         of_workers = [json.loads(text) for text in self._collectives.differing_texts(own)]
         for worker, of_worker in enumerate(of_workers):
             self._compare(worker, of_workers[0], of_worker)
 
-    def _components(self) -> list[Component]:
+    def _list_components(self) -> list[Component]:
         found = []
         noted = self._noted.numpy().tolist()
         for (where, spec), (digest, differs) in zip(self._specs, noted, strict=True):

@@ -137,7 +137,7 @@ class TrainInput:
                 "number of workers.",
                 latest, _describe_parts(saved_position.num_pipelines), _describe_parts(pipeline.num_pipelines),
             )  # fmt: skip
-        _count_anew(position, saved_position, latest, says=pipeline.is_chief)
+        _add_earlier_passes(position, saved_position, latest, says=pipeline.is_chief)
         return cls(pipeline, pipeline.open(), position)
 
     @property
@@ -272,7 +272,7 @@ def _has_more(saved: InputPosition, pipeline: InputPipeline) -> bool:
     return (pipeline.num_epochs or 1) > (saved.num_epochs or 1)
 
 
-def _count_anew(position: InputPosition, saved: InputPosition, latest: str, *, says: bool) -> None:
+def _add_earlier_passes(position: InputPosition, saved: InputPosition, latest: str, *, says: bool) -> None:
     """Add the passes up to `saved`, the position in the checkpoint, to `position`; warn if they overrun a limit."""
     if saved.size > 0:
         position.passes += saved.elements / saved.size * (saved.num_epochs or 1)

@@ -107,10 +107,10 @@ class Note:
         Args:
           here: as `fingerprints` returns it.
         """
-        changed = self._changed(here)
+        changed = self._find_changed(here)
         return {name: fingerprint for name, fingerprint in changed.items() if self._has_its_index(name, here)}
 
-    def _changed(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    def _find_changed(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """As `left`, with the files of checkpoints that are being saved."""
         found = {}
         for name, fingerprint in here.items():
@@ -160,7 +160,7 @@ class Note:
         sent |= self.files.keys() - here.keys()
         if self.worker:
             sent &= here.keys()
-        return self._changed(here).keys() | sent
+        return self._find_changed(here).keys() | sent
 
     def is_behind(self, there: Mapping[str, Mapping[str, Any]]) -> bool:
         """Report whether a run was continued elsewhere: the bucket has what only the sender of this folder writes, in a

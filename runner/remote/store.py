@@ -211,7 +211,7 @@ class Store:
           is_thorough: also read the newest checkpoint to see whether it is damaged.
         """
         with lock_of(folder):
-            _while_it_changes(lambda: self._update(folder, number, is_thorough=is_thorough))
+            _repeat_while_it_changes(lambda: self._update(folder, number, is_thorough=is_thorough))
 
     def _update(self, folder: Path, number: int | None, *, is_thorough: bool) -> None:
         # Before the note, which knows of what is sent meanwhile.
@@ -233,9 +233,9 @@ class Store:
             # What names a checkpoint that was given up: the bucket's names the one before.
             outdated = give_up_damaged(folder, note) & there.keys()
             if outdated:
-                staged = self._stage(folder, outdated)
+                staged = self._fetch_aside(folder, outdated)
                 marks = {name: mark_of(there[name]) for name in outdated}
-                self._move_staged(folder, note, marks, staged)
+                self._move_into_place(folder, note, marks, staged)
         for name, noted in note.files.items():
             is_another_mark = noted.mark not in ("", mark_of(there[name]))
             # An earlier attempt to send it arrived after the last one was answered: that is sent again.
@@ -268,12 +268,12 @@ class Store:
             return
         say(f"remote: {len(wanted)} files of {folder} are missing, damaged or older; they come from {self.url}")
         unsent = note.left(here)
-        staged = self._stage(folder, wanted)
+        staged = self._fetch_aside(folder, wanted)
         # Whoever changed them may want them; a checkpoint that is damaged nobody does.
         replaced = wanted & unsent.keys()
         set_aside(folder, [name for name in replaced if layout.checkpoint_of(name) is None])
         marks = {name: mark_of(there[name]) for name in wanted}
-        self._move_staged(folder, note, marks, staged)
+        self._move_into_place(folder, note, marks, staged)
 
     def _note_times(self, folder: Path, note: Note) -> None:
         """Note new times of checkpoints that are those of the bucket all the same, as after a copy or with another
@@ -314,7 +314,7 @@ class Store:
             sends stay as they are. None: it no longer sends any, so all give way.
         """
         with lock_of(folder):
-            return _while_it_changes(lambda: self._fetch(folder, replaceable))
+            return _repeat_while_it_changes(lambda: self._fetch(folder, replaceable))
 
     def _fetch(self, folder: Path, replaceable: Collection[str] | None) -> Objects:
         note = Note.read(folder, self.url)
@@ -337,12 +337,12 @@ class Store:
         changed_states = {name for name in states if not _is_same(name, there[name], note, here)}
         contents = {name: self.fs.cat_file(name) for name in changed_states}
         # What had expired here is to be kept again: the state file that said so gives way to an earlier one.
-        kept -= _named_by(contents, kept - here.keys())
+        kept -= _select_named(contents, kept - here.keys())
         second = self.objects()
         there |= {name: info for name, info in second.items() if not _is_last_file(name)}
         others = there.keys() - changed_states - kept
         changed_others = {name for name in others if not _is_same(name, there[name], note, here)}
-        staged = self._stage(folder, changed_others, contents)
+        staged = self._fetch_aside(folder, changed_others, contents)
 
         marks = {name: mark_of(info) for name, info in there.items() if name not in kept}
         gone = here.keys() - marks.keys() - kept
@@ -354,7 +354,7 @@ class Store:
             files[name] = note.files[name]._replace(is_fetched=True)
         note.files = files
         changed = changed_states | changed_others
-        self._move_staged(folder, note, {name: marks[name] for name in changed}, staged)
+        self._move_into_place(folder, note, {name: marks[name] for name in changed}, staged)
         return there
 
     def _give_up_unsent(self, folder: Path, note: Note, here: Mapping[str, list[Any]], there: Objects) -> None:
@@ -374,7 +374,7 @@ class Store:
             say(f"remote: {what}; its {len(unsent)} unsent files: {folder / UNSENT}")
         set_aside(folder, unsent)
 
-    def _stage(self, folder: Path, names: Collection[str], contents: Mapping[str, bytes] = {}) -> Path:
+    def _fetch_aside(self, folder: Path, names: Collection[str], contents: Mapping[str, bytes] = {}) -> Path:
         """Fetch objects into a folder beside the files of `folder`, and return its path.
 
         Args:
@@ -392,9 +392,9 @@ class Store:
             place.write_bytes(data)
         return staging
 
-    def _move_staged(self, folder: Path, note: Note, marks: Mapping[str, str], staged: Path) -> None:
-        """Move files that `_stage` fetched to their places, so that there are whole checkpoints at any time, and note
-        them.
+    def _move_into_place(self, folder: Path, note: Note, marks: Mapping[str, str], staged: Path) -> None:
+        """Move files that `_fetch_aside` fetched to their places, so that there are whole checkpoints at any time, and
+        note them.
 
         Args:
           marks: name -> mark of each.
@@ -423,7 +423,7 @@ def _is_last_file(name: str) -> bool:
     return place_at_the_end > 0
 
 
-def _named_by(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
+def _select_named(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
     """Return those of `names` that are files of the checkpoints which state files name.
 
     Args:
@@ -439,7 +439,7 @@ def _named_by(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
     return {name for name in names if layout.checkpoint_of(name) in checkpoints}
 
 
-def _while_it_changes(act: Callable[[], _T]) -> _T:
+def _repeat_while_it_changes(act: Callable[[], _T]) -> _T:
     """Return what `act` returns. It is called again if an object is gone: a checkpoint has expired, which the state
     file no longer names.
     """
@@ -582,7 +582,7 @@ class Lease:
         self.facts = dict(facts)
         self.lost = ""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
 
     @classmethod
     def take(cls, store: Store, folder: str, secs: float) -> Lease:
@@ -637,7 +637,7 @@ class Lease:
         """
         self._thread.start()
 
-    def _keep(self) -> None:
+    def _renew(self) -> None:
         while not self.facts.get("is_over"):
             self.facts["is_over"] = self._ended.wait(self.facts["secs"] / 4)
             with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why

@@ -120,7 +120,7 @@ class Uploader:
             self.held.add(STATE_FILE)
         waiting = self.held | self._find_early_states(unverified, states)
         # A state file is sent as it was read; of others it counts whether they are still there.
-        vanished = {name for name in left.keys() - states.keys() if not self._source(name).exists()}
+        vanished = {name for name in left.keys() - states.keys() if not self._choose_source(name).exists()}
         changed = sorted(left.keys() - vanished - waiting - unverified, key=upload_order)
         replaced = [name for name in changed if name in self._note.files]
         self._note_attempts(changed, states)
@@ -129,7 +129,7 @@ class Uploader:
                 self._delete(name)  # its files are replaced: it is no checkpoint until they are all there
         for name in changed:
             before_each()
-            self._put(name, left[name], states)
+            self._send_file(name, left[name], states)
         self._existing.check()
         if not waiting:
             self._remove(gone - left.keys())  # a step may have been saved again
@@ -248,7 +248,7 @@ class Uploader:
                 copy.unlink(missing_ok=True)
         return copies
 
-    def _source(self, name: str) -> Path:
+    def _choose_source(self, name: str) -> Path:
         """Return what is sent as `name`: its link or copy, or the file itself, if there was no room for one."""
         copy = self.folder / SENDING / name
         if copy.exists():
@@ -268,7 +268,7 @@ class Uploader:
         if name in states:
             _, data = states[name]
             return len(data)
-        source = self._source(name)
+        source = self._choose_source(name)
         if source == self.folder / name:
             return None
         return source.stat().st_size
@@ -290,7 +290,7 @@ class Uploader:
         sizes = list(dict.fromkeys([*noted.unanswered, noted.bytes]))  # each once, in their order
         return Version(size, None, mark, unanswered=tuple(sizes[-MAX_ATTEMPTS:]))
 
-    def _put(self, name: str, found: list[Any], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
+    def _send_file(self, name: str, found: list[Any], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
         """Send a file, and note it.
 
         Args:
@@ -301,7 +301,7 @@ class Uploader:
             found, data = states[name]  # it may have changed since
             self._store.fs.pipe_file(name, data)
         else:
-            self._store.fs.put_file(str(self._source(name)), name)  # it may have changed: then it is sent again
+            self._store.fs.put_file(str(self._choose_source(name)), name)  # it may have changed: then it is sent again
         mark = mark_of(self._store.fs.info(name))
         size, time_of_change = found
         unanswered = self._note.files[name].unanswered

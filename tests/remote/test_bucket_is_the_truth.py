@@ -354,7 +354,7 @@ def test_what_expired_before_a_kill_is_removed_and_not_fetched(
 ) -> None:
     for step in (4, 5):
         save(folder, step)  # nothing is sent
-    monkeypatch.setattr(Store, "_stage", lambda *args: pytest.fail("it is fetched"))
+    monkeypatch.setattr(Store, "_fetch_aside", lambda *args: pytest.fail("it is fetched"))
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_move", lambda *args: pytest.fail("it is fetched"))
         mirror = start(store, folder)
