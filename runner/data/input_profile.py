@@ -673,7 +673,8 @@ def _measure_stages(dataset: tf.data.Dataset, recorder: Recorder, check: Callabl
     per_output = _count_per_output(model.nodes)
     work = {}
     for key, node in model.nodes.items():
-        work[key] = node.nanosecs / max(1, node.elements) / 1e9 * per_output[key]
+        secs_per_element = node.nanosecs / max(1, node.elements) / 1e9
+        work[key] = secs_per_element * per_output[key]
     total = sum(work.values())
     pairs = _pair_with_calls(dataset, model.nodes, recorder)
     stages = []

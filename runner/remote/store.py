@@ -227,7 +227,7 @@ class Store:
         self._note_times(folder, note)
         newest = set[str]()
         if is_thorough:
-            newest.update(map(os.path.basename, layout.candidates_in(folder)[:1]))
+            newest = {os.path.basename(path) for path in layout.candidates_in(folder)[:1]}
         self._repair(folder, note, there, newest)
         if is_thorough:
             # What names a checkpoint that was given up: the bucket's names the one before.
