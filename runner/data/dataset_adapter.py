@@ -714,10 +714,10 @@ def _may_change(fn: Callable[[], Any], result: Any) -> bool:
 def _draw_each_step(fn: Callable[[], Any]) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
     def draw(_: Any) -> Any:
-        result = fn()
-        if isinstance(result, list):  # (features, labels)
-            return tuple(result)
-        return result
+        returned = fn()
+        if isinstance(returned, list):  # (features, labels)
+            return tuple(returned)
+        return returned
 
     return tf.data.Dataset.from_tensors(0).repeat().map(draw)
 
