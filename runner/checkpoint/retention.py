@@ -138,9 +138,9 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     if len(whole) >= keep.newest:
         oldest_of_the_newest = whole[-keep.newest]
         num_outlived = ordered.index(oldest_of_the_newest)
-    for age, name in enumerate(ordered):
-        counts = name in whole or age < num_outlived
-        if counts and name not in kept:
+    for position, name in enumerate(ordered):
+        is_recent_and_incomplete = name not in whole and position >= num_outlived
+        if name not in kept and not is_recent_and_incomplete:
             _delete(model_dir, name, groups[name])
 
 

@@ -112,8 +112,9 @@ def not_finite(tensors: Mapping[str, Any]) -> list[str]:
     """
     floats: list[tuple[str, tf.Tensor]] = []
     for name, value in tensors.items():
-        parts = [part for part in tf.nest.flatten(value) if part.dtype in _FLOATS]
-        floats += [(name, part) for part in parts]
+        for part in tf.nest.flatten(value):
+            if part.dtype in _FLOATS:
+                floats.append((name, part))
     # All servers compute before the first is awaited.
     sums = [_compute_where_it_is(_sum_of_squares, part) for _, part in floats]
     suspects = [named for named, total in zip(floats, sums, strict=True) if not math.isfinite(total)]

@@ -122,12 +122,16 @@ def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values)
     _check_rules(settings, specs, candidates, used_rules)
     _check_found(settings, source, sources, not_found)
     _check_shapes(settings, source, sources, specs)
-    whole = {name: there for name, there in sources.items() if name not in settings.vocabularies}
-    values.read(source.path, {name: source.entry(there) for name, there in whole.items()})
-    shapes: dict[str, Sequence[int]] = {name: source.shape(there) or () for name, there in whole.items()}
+    shapes: dict[str, Sequence[int]] = {}
+    entries: dict[str, tuple[str, tf.DType]] = {}
+    for name, there in sources.items():
+        if name not in settings.vocabularies:
+            shapes[name] = source.shape(there) or ()
+            entries[name] = source.entry(there)
+    values.read(source.path, entries)
     tokens: dict[str, int] = {}
     for name, there in sources.items():
-        if name in whole:
+        if name in entries:
             continue
         tokens[name] = _load_tokens(settings.vocabularies[name], source, there, specs[name], values)
         shapes[name] = specs[name].shape.as_list()
