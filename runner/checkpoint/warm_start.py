@@ -144,8 +144,8 @@ def _load_tokens(vocabulary: Vocabulary, source: Reader, there: str, spec: Varia
     axis = vocabulary.axis
     here, at = vocabulary.places(spec.name, shape, source.shape(there) or ())
     if vocabulary.initial is not None:
-        initial = vocabulary.initial(shape, spec.dtype.as_numpy_dtype)
-        values.assign({spec.name: tf.cast(initial, spec.dtype)})
+        # No name for the initial values: they are as large as the variable, and would be kept while it is loaded.
+        values.assign({spec.name: tf.cast(vocabulary.initial(shape, spec.dtype.as_numpy_dtype), spec.dtype)})
     # At once: TensorFlow 2.21 reads all of a tensor that is stored whole, also for one of its rows.
     key, dtype = source.entry(there)
     old = tensor_bundle.read_bundle(source.path, {key: dtype})[key]
@@ -162,12 +162,17 @@ def _load_tokens(vocabulary: Vocabulary, source: Reader, there: str, spec: Varia
             found = tf.gather(old, at[part])
         else:
             rows = np.arange(number)[part]
-            grid = np.meshgrid(rows, here, indexing="ij")
-            places = np.stack(grid, -1).reshape(-1, 2)
+            places = _pair_all(rows, here)
             columns = tf.gather(old[part], at, axis=1)
             found = tf.reshape(columns, [len(places), *shape[2:]])
         values.update(spec.name, places, tf.cast(found, spec.dtype))
     return len(here)
+
+
+def _pair_all(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return each row with each column, `[rows * columns, 2]`, row by row."""
+    grid = np.meshgrid(rows, columns, indexing="ij")
+    return np.stack(grid, -1).reshape(-1, 2)
 
 
 def _find_name(source: Reader, wanted: str) -> str | None:
