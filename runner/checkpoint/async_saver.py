@@ -18,7 +18,10 @@ from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 from runner.system.console import format_bytes
 from runner.system.memory import free_memory, peak_beyond_now
 
-_NONE, _SKIPPED, _SAVED = 0, 1, 2
+# What has become of the state of a worker's input; workers add them up, each in its own place.
+_NONE = 0
+_SKIPPED = 1
+_SAVED = 2
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +57,11 @@ class Saved:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the fields of the `checkpoint` event in the run's journal."""
-        return {name: round(v, 4) if isinstance(v, float) else v for name, v in dataclasses.asdict(self).items()}
+        facts = dataclasses.asdict(self)
+        for name, value in facts.items():
+            if isinstance(value, float):
+                facts[name] = round(value, 4)
+        return facts
 
 
 class Saver:
@@ -75,12 +82,14 @@ class Saver:
         self, writer: CheckpointWriter, collectives: Collectives = SINGLE_PROCESS, *,
         inputs_differ: bool = False, is_apart: bool = False,
     ) -> None:  # fmt: skip
-        self._writer, self._collectives, self._inputs_differ = writer, collectives, inputs_differ
-        self._writes = collectives.is_chief or is_apart
+        self._writer = writer
+        self._collectives = collectives
+        self._inputs_differ = inputs_differ
+        self._writes_here = collectives.is_chief or is_apart
         self._memory = SnapshotMemory()
         self._write: _Write | None = None
         self._has_warned = False
-        if inputs_differ and self._writes:
+        if inputs_differ and self._writes_here:
             writer.remove_left_inputs()
 
     @property
@@ -96,10 +105,15 @@ class Saver:
           snapshot: the values to copy.
           reserve: bytes that must stay free for the steps; None: the most they have used so far beyond the current use.
         """
-        missing = 0 if not self._writes else self._memory.missing(snapshot)
+        if not self._writes_here:
+            return True
+        missing = self._memory.missing(snapshot)
         if not missing:
             return True
-        free = free_memory() - (peak_beyond_now() if reserve is None else reserve)
+        free = free_memory()
+        if reserve is None:
+            reserve = peak_beyond_now()
+        free -= reserve
         if missing > free and not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -125,15 +139,17 @@ class Saver:
           is_evaluated: as in CheckpointWriter.write.
         """
         assert self._write is None
-        if not self._writes:
-            self._inputs_of_others(snapshot, iterators)
+        if not self._writes_here:
+            self._gather_inputs(snapshot, iterators)
             return self._writer.path_of(snapshot.step)
         started = time.perf_counter()
         if asynchronous:
             snapshot = self._memory.copy(snapshot)
         copied = time.perf_counter()
-        own = self._writer.serialize(iterators) if self._collectives.is_chief else {}
-        inputs = {**own, **self._inputs_of_others(snapshot, iterators)}
+        inputs: dict[int, Any] = {}
+        if self._collectives.is_chief:
+            inputs.update(self._writer.serialize(iterators))
+        inputs.update(self._gather_inputs(snapshot, iterators))
         saved = Saved(
             step=snapshot.step,
             path=self._writer.path_of(snapshot.step),
@@ -148,7 +164,7 @@ class Saver:
             self._write.run()
         return saved.path
 
-    def _inputs_of_others(self, snapshot: Snapshot, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
+    def _gather_inputs(self, snapshot: Snapshot, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
         """Write the state of this worker's input to a file, unless this worker is the chief. All workers call this
         together.
 
@@ -169,12 +185,15 @@ class Saver:
                     kinds[worker] = _SKIPPED
                 elif self._writer.leave_input(snapshot, worker, state):
                     kinds[worker] = _SAVED
-        return {
-            worker: self._writer.left_input(snapshot.step, worker) if kind == _SAVED else None
-            # Also a barrier: after it, the files of all workers exist and the chief may move them.
-            for worker, kind in enumerate(self._collectives.sum(kinds))
-            if kind != _NONE
-        }
+        # Also a barrier: after it, the files of all workers exist and the chief may move them.
+        kinds_of_all = self._collectives.sum(kinds)
+        inputs: dict[int, Path | None] = {}
+        for worker, kind in enumerate(kinds_of_all):
+            if kind == _SAVED:
+                inputs[worker] = self._writer.left_input(snapshot.step, worker)
+            elif kind != _NONE:
+                inputs[worker] = None
+        return inputs
 
     def poll(self) -> Saved | None:
         """Return the checkpoint that was begun, if it is durable by now; else None.
@@ -182,7 +201,9 @@ class Saver:
         Raises:
           The error with which writing failed, such as DiskFullError.
         """
-        return None if self._write is None or self._write.is_alive() else self.wait()
+        if self._write is None or self._write.is_alive():
+            return None
+        return self.wait()
 
     def wait(self) -> Saved | None:
         """Wait until the checkpoint that was begun is durable and return it; None if none was begun.
@@ -190,7 +211,8 @@ class Saver:
         Raises:
           The error with which writing failed, such as DiskFullError.
         """
-        write, started = self._write, time.perf_counter()
+        started = time.perf_counter()
+        write = self._write
         if write is None:
             return None
         if write.is_alive():
@@ -211,7 +233,8 @@ class _Write(threading.Thread):
 
     def __init__(self, saved: Saved, write: Callable[[], object]) -> None:
         super().__init__(name="checkpoint-writer", daemon=True)
-        self.saved, self._write = saved, write
+        self.saved = saved
+        self._write = write
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -219,6 +242,7 @@ class _Write(threading.Thread):
         try:
             self._write()
             secs = time.perf_counter() - started
-            self.saved = dataclasses.replace(self.saved, bytes=manifest.size_of(self.saved.path), write_secs=secs)
+            size = manifest.size_of(self.saved.path)
+            self.saved = dataclasses.replace(self.saved, bytes=size, write_secs=secs)
         except BaseException as error:  # raised later by `wait` or `poll`
             self.error = error

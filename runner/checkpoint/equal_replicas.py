@@ -29,11 +29,12 @@ def check_equal(store: VariableStore, collectives: Collectives, step: int) -> No
     if store.num_replicas == 1 or store.has_one_copy:
         return
     names = [name for name, spec in store.saved_specs.items() if not spec.is_of_replica]
-    own = [_digests(store.copies(name)) for name in names]
+    own = [_compute_digests(store.copies(name)) for name in names]
     of_chief = collectives.broadcast([digests[0] for digests in own])
     differs = []
     for digests, first_of_chief in zip(own, of_chief, strict=True):
-        differs.append(float(set(digests) != {first_of_chief}))
+        is_different = set(digests) != {first_of_chief}
+        differs.append(float(is_different))
     for name, number in zip(names, collectives.sum(differs), strict=True):
         if number:
             raise ReplicasDifferError(
@@ -44,7 +45,7 @@ def check_equal(store: VariableStore, collectives: Collectives, step: int) -> No
             )
 
 
-def _digests(copies: Sequence[Any]) -> list[float]:
+def _compute_digests(copies: Sequence[Any]) -> list[float]:
     """Return a number for the value of each copy, which float64 holds exactly."""
     numbers = []
     for copy in copies:

@@ -50,9 +50,10 @@ class VerifiedCheckpoints:
         damaged: dict[str, str] = {}
         for path in layout.candidates_in(self._model_dir):
             fingerprint = manifest.fingerprint(path)
-            if path not in self._known or self._known[path][0] != fingerprint:
-                self._known[path] = (fingerprint, find_damage(path))
-            damage = self._known[path][1]
+            known, damage = self._known.get(path, (None, None))
+            if known != fingerprint:
+                damage = find_damage(path)
+                self._known[path] = (fingerprint, damage)
             if damage is None:
                 self._say(damaged, path)
                 return path
@@ -70,10 +71,11 @@ class VerifiedCheckpoints:
         self._known[path] = (manifest.fingerprint(path), None)
 
     def _say(self, damaged: dict[str, str], path: str) -> None:
-        if damaged and damaged != self._said:
-            self._said = damaged
-            found = "; ".join(f"{name}: {damage}" for name, damage in damaged.items())
-            _log.warning("Damaged checkpoint: %s. Using %s instead.", found, path)
+        if not damaged or damaged == self._said:
+            return
+        self._said = damaged
+        found = "; ".join(f"{name}: {damage}" for name, damage in damaged.items())
+        _log.warning("Damaged checkpoint: %s. Using %s instead.", found, path)
 
 
 def find_damage(path: str | os.PathLike[str]) -> str | None:
@@ -86,7 +88,8 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
     damage = manifest.what_is_wrong(path)
     if damage is not None:
         return damage
-    for part in (path, *(str(input_path(Path(path), worker)) for worker in manifest.saved_inputs(path))):
+    inputs = [str(input_path(Path(path), worker)) for worker in manifest.saved_inputs(path)]
+    for part in (path, *inputs):
         try:
             collections.deque(Reader(part).entries_in_parts(), maxlen=0)  # reads each part, and keeps none
         except tf.errors.ResourceExhaustedError as error:

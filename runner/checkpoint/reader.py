@@ -54,7 +54,8 @@ class Reader:
             return of_objects
         # If a Scaffold has a tf.train.Checkpoint, the runner stores variables that none of its objects holds by name.
         taken = {OBJECT_GRAPH, *self._keys_of_objects.values()}
-        return {name: facts for name, facts in own.items() if name not in taken} | of_objects
+        by_name = {name: facts for name, facts in own.items() if name not in taken}
+        return by_name | of_objects
 
     @property
     def is_of_objects(self) -> bool:
@@ -68,19 +69,26 @@ class Reader:
 
     def key(self, name: str) -> str:
         """Return the key of `name` in the bundle."""
-        return self._keys_of_objects.get(name, name) if self.is_of_objects else name
+        if not self.is_of_objects:
+            return name
+        return self._keys_of_objects.get(name, name)
 
     def has(self, name: str) -> bool:
         return self.key(name) in self._entries
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of `name`; None: the checkpoint does not have it."""
-        return self._entries.get(self.key(name), (None,))[0]
+        key = self.key(name)
+        if key not in self._entries:
+            return None
+        shape, _ = self._entries[key]
+        return shape
 
     def entry(self, name: str) -> tuple[str, tf.DType]:
         """Return (key of `name` in the bundle, dtype)."""
         key = self.key(name)
-        return key, self._entries[key][1]
+        _, dtype = self._entries[key]
+        return key, dtype
 
     def get(self, name: str) -> np.ndarray:
         """Return the value of variable `name`, an array of its shape and dtype.
@@ -99,9 +107,11 @@ class Reader:
         keys = {name: self.key(name) for name in names}
         for name, key in keys.items():
             if key not in self._entries:
-                hint = did_you_mean(name, self.names(), n=3) or f" It has: {', '.join(self.names())}."
+                there = self.names()
+                hint = did_you_mean(name, there, n=3) or f" It has: {', '.join(there)}."
                 raise KeyError(f"no variable {name!r} in {self.path}.{hint}")
-        values = tensor_bundle.read_bundle(self.path, {key: self._entries[key][1] for key in keys.values()})
+        dtypes = {key: self._entries[key][1] for key in keys.values()}
+        values = tensor_bundle.read_bundle(self.path, dtypes)
         return {name: values[key].numpy() for name, key in keys.items()}
 
     def in_parts(self, sources: Mapping[str, str]) -> Iterator[dict[str, np.ndarray]]:
@@ -110,11 +120,14 @@ class Reader:
         Args:
           sources: name in the result -> variable name in the checkpoint.
         """
-        sizes = {name: tensor_bundle.size_of(*self._entries[self.key(source)]) for name, source in sources.items()}
+        sizes = {}
+        for name, source in sources.items():
+            shape, dtype = self._entries[self.key(source)]
+            sizes[name] = tensor_bundle.size_of(shape, dtype)
         for names in tensor_bundle.in_parts(sources, sizes.__getitem__):
-            yield self._by_other_names({name: sources[name] for name in names})  # nothing here keeps the part
+            yield self._read_by_other_names({name: sources[name] for name in names})  # nothing here keeps the part
 
-    def _by_other_names(self, sources: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def _read_by_other_names(self, sources: Mapping[str, str]) -> dict[str, np.ndarray]:
         values = self.get_many(set(sources.values()))
         return {name: values[source] for name, source in sources.items()}
 
@@ -134,26 +147,30 @@ class Reader:
         for name, key in keys.items():
             shape, dtype = self._entries[key]
             size = tensor_bundle.size_of(shape, dtype)
-            pieces = tensor_bundle.pieces(tf.TensorShape(shape), servers if size > tensor_bundle.PART_BYTES else 1)
+            num_pieces = servers if size > tensor_bundle.PART_BYTES else 1
+            pieces = tensor_bundle.pieces(tf.TensorShape(shape), num_pieces)
             requests += [(name, (key, rows, dtype), size // len(pieces)) for rows in pieces]
-        for part in tensor_bundle.in_parts(requests, lambda one: one[2]):
-            yield self._entries_of([(name, entry) for name, entry, _ in part])
+        for part in tensor_bundle.in_parts(requests, lambda request: request[2]):
+            yield self._read_entries([(name, entry) for name, entry, _ in part])
 
-    def _entries_of(self, requests: Sequence[tuple[str, tuple[str, str, tf.DType]]]) -> list[tensor_bundle.Entry]:
+    def _read_entries(self, requests: Sequence[tuple[str, tuple[str, str, tf.DType]]]) -> list[tensor_bundle.Entry]:
+        """Return the entries of a new bundle, of (name there, (key, rows, dtype) here)."""
         values = tensor_bundle.read_entries(self.path, "CPU:0", [entry for _, entry in requests])
-        return [
-            tensor_bundle.Entry(name, rows, value) for (name, (_, rows, _)), value in zip(requests, values, strict=True)
-        ]
+        entries = []
+        for (name, (_, rows, _)), value in zip(requests, values, strict=True):
+            entries.append(tensor_bundle.Entry(name, rows, value))
+        return entries
 
     def extra(self) -> dict[str, Any]:
         """Return the runner's own state, `Snapshot.extra`: arrays, and values as JSON returns them. {} if another
         program wrote the checkpoint.
         """
         values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
-        return {
-            name.removeprefix(EXTRA): json.loads(value) if isinstance(value, bytes) else value
-            for name, value in values.items()
-        }
+        extra = {}
+        for name, value in values.items():
+            is_json = isinstance(value, bytes)
+            extra[name.removeprefix(EXTRA)] = json.loads(value) if is_json else value
+        return extra
 
     def has_iterator(self, worker: int) -> bool:
         """Report whether the checkpoint holds the state of the iterator of `worker`."""
@@ -166,14 +183,16 @@ class Reader:
           ValueError: the dataset is not built like the saved one; `iterator` can then no longer be used.
         """
         path = Path(self.path)
-        state = tensor_bundle.read_bundle(str(input_path(path, worker)), {ITERATOR: tf.variant})[ITERATOR]
+        bundle = input_path(path, worker)
+        state = tensor_bundle.read_bundle(str(bundle), {ITERATOR: tf.variant})[ITERATOR]
         try:
             tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
         except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
+            file = place_of(Path(f"{path}{manifest.MANIFEST}"))
             raise ValueError(
                 f"the training input is built differently than when {path} was saved, so its position cannot be "
-                f"restored. Use the input function of that run; or delete {input_path(path, worker)}.* and "
-                f"{place_of(Path(f'{path}{manifest.MANIFEST}'))} to read the input from its beginning."
+                f"restored. Use the input function of that run; or delete {bundle}.* and {file} to read the input from "
+                "its beginning."
             ) from error
 
     @functools.cached_property
@@ -181,10 +200,12 @@ class Reader:
         if not os.path.exists(f"{self.path}.index"):
             folder = Path(self.path).parent
             complete = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
-            raise ValueError(f"no checkpoint {self.path}. Checkpoints in its folder: {', '.join(complete) or 'none'}.")
+            there = ", ".join(complete) or "none"
+            raise ValueError(f"no checkpoint {self.path}. Checkpoints in its folder: {there}.")
         reader = tf.train.load_checkpoint(tensor_bundle.literal(self.path))
         dtypes = reader.get_variable_to_dtype_map()
-        return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
+        shapes = reader.get_variable_to_shape_map()
+        return {name: (tuple(shape), dtypes[name]) for name, shape in shapes.items()}
 
     @functools.cached_property
     def _keys_of_objects(self) -> dict[str, str]:
@@ -220,11 +241,16 @@ def keys_in(reader: Reader, shapes: Mapping[str, tf.TensorShape], keys: Mapping[
       keys: variable name -> key, by a Scaffold's saver. The path of an object counts if the checkpoint has it: else
         the variable is found by its name, as before the Scaffold had a `tf.train.Checkpoint`.
     """
-    keys = {name: key for name, key in keys.items() if not key.endswith(graphs.VALUE) or reader.has(key)}
-    return {**_numbered(reader, {name: shape for name, shape in shapes.items() if name not in keys}), **keys}
+    found = {}
+    for name, key in keys.items():
+        is_path_of_object = key.endswith(graphs.VALUE)
+        if not is_path_of_object or reader.has(key):
+            found[name] = key
+    others = {name: shape for name, shape in shapes.items() if name not in found}
+    return {**_find_numbered(reader, others), **found}
 
 
-def _numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
+def _find_numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
     """Return name -> name in the checkpoint, for variables of the model that have another name there.
 
     In a checkpoint of tf.estimator, the name may end in `_1`. Input and model shared a graph in TensorFlow 2.15, and
@@ -241,13 +267,19 @@ def _numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str,
     missing = {name: shape for name, shape in shapes.items() if name not in entries}
 
     def is_free(key: str, shape: tf.TensorShape) -> bool:
-        return key in entries and key not in shapes and shape.is_compatible_with(entries[key][0])
+        if key not in entries or key in shapes:
+            return False
+        stored, _ = entries[key]
+        return bool(shape.is_compatible_with(stored))
 
     roots = [name for name, shape in missing.items() if is_free(f"{name}_1", shape)]
     names = {root: f"{root}_1" for root in roots}
     for root in roots:
-        below = {name: f"{root}_1{name.removeprefix(root)}" for name in missing if name.startswith(f"{root}/")}
-        names |= {name: key for name, key in below.items() if is_free(key, missing[name])}
+        slots = [name for name in missing if name.startswith(f"{root}/")]
+        for name in slots:
+            key = f"{root}_1{name.removeprefix(root)}"
+            if is_free(key, missing[name]):
+                names[name] = key
     if names:
         shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in names.items())
         _log.info(
@@ -262,4 +294,5 @@ def input_path(path: Path, worker: int) -> Path:
     """Return the path of the bundle of the checkpoint `path` with the state of the input of `worker`. While the
     checkpoint is written, this is beside it.
     """
-    return place_of(path.with_name(f"{path.name}.input-{worker}.index")).with_suffix("")
+    index = path.with_name(f"{path.name}.input-{worker}.index")
+    return place_of(index).with_suffix("")

@@ -57,7 +57,8 @@ def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics
     if best is None or best.metric is None:
         return
     evaluation = best.metric.rpartition("/")[0]
-    if best.metric not in metrics and evaluation in {name.rpartition("/")[0] for name in metrics}:
+    evaluated = {name.rpartition("/")[0] for name in metrics}
+    if best.metric not in metrics and evaluation in evaluated:
         raise ValueError(unknown_metric("checkpoint.keep_best.metric", best.metric, metrics))
 
 
@@ -65,22 +66,27 @@ def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> 
     """Add the results of an evaluation to the file of results of the checkpoint `path`. If the checkpoint has been
     deleted, do nothing.
     """
-    if os.path.exists(f"{os.fspath(path)}.index"):  # else it was deleted meanwhile
-        write_json(new_place_of(Path(f"{os.fspath(path)}{manifest.METRICS}")), {**metrics_of(path), **metrics})
+    path = os.fspath(path)
+    if os.path.exists(f"{path}.index"):  # else it was deleted meanwhile
+        file = new_place_of(Path(f"{path}{manifest.METRICS}"))
+        write_json(file, {**metrics_of(path), **metrics})
 
 
 def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
     """Return metric name (eval/accuracy) -> value, of all evaluations of the checkpoint `path`."""
-    results = read_json(place_of(Path(f"{os.fspath(path)}{manifest.METRICS}"))) or {}
+    file = place_of(Path(f"{os.fspath(path)}{manifest.METRICS}"))
+    results = read_json(file) or {}
     return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
 
 
 def best_of(model_dir: Path, best: KeepBest) -> tuple[int, float] | None:
     """Return (global step, value of the metric) of the best checkpoint; None: no checkpoint was evaluated by it."""
-    names = layout.list_names(model_dir)
-    for name in _best(model_dir, names, best)[:1]:
-        return layout.step_of(name) or 0, metrics_of(model_dir / name)[str(best.metric)]
-    return None
+    ranked = _find_best(model_dir, layout.list_names(model_dir), best)
+    if not ranked:
+        return None
+    name = ranked[0]
+    step = layout.step_of(name) or 0
+    return step, metrics_of(model_dir / name)[str(best.metric)]
 
 
 @contextlib.contextmanager
@@ -115,27 +121,45 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
       keep: the reasons to keep a checkpoint.
     """
     state = layout.read_state(model_dir)
-    groups = {
-        name: files
-        for name, files in layout.groups(model_dir).items()
-        if name in state.names or f"{name}.index" not in files or any(manifest.MANIFEST in file for file in files)
-    }
-    began = _began(model_dir, state, groups)
+    groups = _list_own_groups(model_dir, state)
+    began = _find_first_save(model_dir, state, groups)
     if not keep.newest:
-        before = [name for name in state.names if name != latest and (model_dir / f"{name}.index").exists()]
+        there = [name for name in state.names if (model_dir / f"{name}.index").exists()]
+        before = [name for name in there if name != latest]
         layout.write_state(model_dir, [*before, latest], began)
         return
-    ordered = _by_age(model_dir, groups, state, latest)
+    ordered = _sort_by_age(model_dir, groups, state, latest)
     whole = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
-    kept = {name for name, reasons in _reasons(model_dir, whole, keep, began).items() if reasons}
+    reasons = _find_reasons(model_dir, whole, keep, began)
+    kept = [name for name in whole if reasons[name]]
     # Before files are deleted, so that the state file never names a checkpoint that is gone.
-    layout.write_state(model_dir, [name for name in whole if name in kept], began)
-    limit = ordered.index(whole[-keep.newest]) if len(whole) >= keep.newest else 0
-    for age, name in enumerate(ordered):
-        if name not in kept and (name in whole or age < limit):
-            # The index first: without it, what a killed process leaves is no checkpoint.
-            for file in sorted(groups[name], key=lambda file: file != f"{name}.index"):
-                (model_dir / file).unlink(missing_ok=True)
+    layout.write_state(model_dir, kept, began)
+    num_outlived = 0
+    if len(whole) >= keep.newest:
+        oldest_of_the_newest = whole[-keep.newest]
+        num_outlived = ordered.index(oldest_of_the_newest)
+    for position, name in enumerate(ordered):
+        is_recent_and_incomplete = name not in whole and position >= num_outlived
+        if name not in kept and not is_recent_and_incomplete:
+            _delete(model_dir, name, groups[name])
+
+
+def _list_own_groups(model_dir: Path, state: layout.State) -> dict[str, list[str]]:
+    """Return name -> files, for each checkpoint that a run wrote, or that the state file names."""
+    own = {}
+    for name, files in layout.groups(model_dir).items():
+        is_incomplete = f"{name}.index" not in files
+        has_manifest = any(manifest.MANIFEST in file for file in files)
+        if name in state.names or is_incomplete or has_manifest:
+            own[name] = files
+    return own
+
+
+def _delete(model_dir: Path, name: str, files: Iterable[str]) -> None:
+    """Delete the files of a checkpoint, as `layout.groups` lists them."""
+    # The index first: without it, what a killed process leaves is no checkpoint.
+    for file in sorted(files, key=lambda file: file != f"{name}.index"):
+        (model_dir / file).unlink(missing_ok=True)
 
 
 def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
@@ -143,23 +167,26 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
 
     The next save deletes a checkpoint without a reason, unless the user put it there.
     """
-    state, groups = layout.read_state(model_dir), layout.groups(model_dir)
-    whole = [
-        name
-        for name in _by_age(model_dir, groups, state, state.latest)
-        if layout.step_of(name) is not None and manifest.what_is_missing(model_dir / name) is None
-    ]
-    return _reasons(model_dir, whole, keep, _began(model_dir, state, groups))
+    state = layout.read_state(model_dir)
+    groups = layout.groups(model_dir)
+    whole = []
+    for name in _sort_by_age(model_dir, groups, state, state.latest):
+        has_step = layout.step_of(name) is not None
+        if has_step and manifest.what_is_missing(model_dir / name) is None:
+            whole.append(name)
+    began = _find_first_save(model_dir, state, groups)
+    return _find_reasons(model_dir, whole, keep, began)
 
 
-def _began(model_dir: Path, state: layout.State, groups: Iterable[str]) -> float:
+def _find_first_save(model_dir: Path, state: layout.State, groups: Iterable[str]) -> float:
     """Return the time of the first save: that in the state file, else that of the oldest checkpoint."""
     if state.began is not None:
         return state.began
-    return min((manifest.time_of(model_dir / name) or math.inf for name in groups), default=math.inf)
+    times = [manifest.time_of(model_dir / name) or math.inf for name in groups]
+    return min(times, default=math.inf)
 
 
-def _by_age(model_dir: Path, groups: Iterable[str], state: layout.State, latest: str | None) -> list[str]:
+def _sort_by_age(model_dir: Path, groups: Iterable[str], state: layout.State, latest: str | None) -> list[str]:
     """Return the names of checkpoints in the order in which they were saved, `latest` last.
 
     That is the order of the state file: clocks jump. It is not that of the steps: after a rollback to an earlier step,
@@ -168,15 +195,20 @@ def _by_age(model_dir: Path, groups: Iterable[str], state: layout.State, latest:
     times = {name: manifest.time_of(model_dir / name) or 0.0 for name in groups}
     ordered = [name for name in state.names if name in times and name != latest]
     unnamed = times.keys() - {*ordered, latest}
-    for name in sorted(unnamed, key=lambda name: (times[name], layout.step_of(name) or 0)):
-        later = [place for place, other in enumerate(ordered) if times[other] > times[name]]
-        ordered.insert(later[0] if later else len(ordered), name)
+
+    def time_and_step(name: str) -> tuple[float, int]:
+        return times[name], layout.step_of(name) or 0
+
+    for name in sorted(unnamed, key=time_and_step):
+        later = [position for position, other in enumerate(ordered) if times[other] > times[name]]
+        position = later[0] if later else len(ordered)
+        ordered.insert(position, name)
     if latest in times:
         ordered.append(str(latest))
     return ordered
 
 
-def _reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -> dict[str, list[str]]:
+def _find_reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -> dict[str, list[str]]:
     """Return name -> reasons why the checkpoint is kept, for each of `whole`.
 
     Args:
@@ -187,38 +219,48 @@ def _reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -> dic
     """
     leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
     times = {name: manifest.time_of(model_dir / name) or 0.0 for name in whole}
-    kept = [
-        (f"last {keep.newest}" if keep.newest else "all are kept", whole[-keep.newest :] if keep.newest else whole),
-        (f"best {keep.best.metric if keep.best else ''}", _best(model_dir, whole, keep.best)),
-        (f"every {keep.every_hours or 0:g} h", _hourly(times, keep.every_hours, began)),
-        ("being evaluated", [leased]),
-    ]
-    return {name: [reason for reason, names in kept if name in names] for name in whole}
+    reasons: dict[str, list[str]] = {name: [] for name in whole}
+
+    def keep_for(reason: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name in reasons:  # what an evaluator reads may have been deleted just before
+                reasons[name].append(reason)
+
+    if keep.newest:
+        keep_for(f"last {keep.newest}", whole[-keep.newest :])
+    else:
+        keep_for("all are kept", whole)
+    if keep.best is not None:
+        keep_for(f"best {keep.best.metric}", _find_best(model_dir, whole, keep.best))
+    if keep.every_hours is not None:
+        keep_for(f"every {keep.every_hours:g} h", _find_hourly(times, keep.every_hours, began))
+    keep_for("being evaluated", [leased])
+    return reasons
 
 
-def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]:
+def _find_best(model_dir: Path, whole: list[str], best: KeepBest) -> list[str]:
     """Return the names of the checkpoints to keep for their metric, best first; of equal ones, the older first."""
-    if best is None or best.metric is None:
+    if best.metric is None:
         return []
     values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
     return rank_by(values, best.metric, best.mode)[: best.max]
 
 
-def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:
+def _find_hourly(times: Mapping[str, float], hours: float, began: float) -> list[str]:
     """Return the names of the checkpoints to keep permanently: the first of each period of `hours`, counted from the
     first save, except for the first period. tf.compat.v1.train.Saver does the same.
 
     Args:
       times: name -> time in seconds since 1970.
-      hours: length of a period; None: keep none.
+      hours: length of a period.
       began: the time of the first save.
     """
-    if hours is None:
-        return []
-    chosen, last = [], 0
+    chosen = []
+    last_period = 0
     for name in sorted(times, key=lambda name: times[name]):
-        passed = math.ceil((times[name] - began) / (hours * 3600)) - 1
-        if passed > last:
+        passed = (times[name] - began) / (hours * 3600)
+        period = math.ceil(passed) - 1
+        if period > last_period:
             chosen.append(name)
-            last = passed
+            last_period = period
     return chosen

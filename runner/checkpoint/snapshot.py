@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import math
@@ -35,7 +34,8 @@ class Snapshot:
     @property
     def bytes(self) -> int:
         """The total size of the tensors in bytes."""
-        return sum(map(_size_of, tf.nest.flatten(list(self.tensors.values()))))
+        parts = tf.nest.flatten(list(self.tensors.values()))
+        return sum(map(_size_of, parts))
 
 
 class SnapshotMemory:
@@ -55,7 +55,8 @@ class SnapshotMemory:
         """Return a copy of `snapshot`. It overwrites the previous copy."""
         tensors: dict[str, Any] = {}
         for name, value in snapshot.tensors.items():
-            copies = [self._copied((name, number), part) for number, part in enumerate(tf.nest.flatten(value))]
+            parts = tf.nest.flatten(value)
+            copies = [self._copy_part((name, number), part) for number, part in enumerate(parts)]
             tensors[name] = tf.nest.pack_sequence_as(value, copies)
         return dataclasses.replace(snapshot, tensors=tensors)
 
@@ -64,14 +65,16 @@ class SnapshotMemory:
 
         Variables on a parameter server are copied on that server and count as 0.
         """
-        return sum(
-            _size_of(part)
-            for name, value in snapshot.tensors.items()
-            for number, part in enumerate(tf.nest.flatten(value))
-            if (name, number) not in self._buffers and not tensor_bundle.is_far(part)
-        )
+        missing = 0
+        for name, value in snapshot.tensors.items():
+            for number, part in enumerate(tf.nest.flatten(value)):
+                has_buffer = (name, number) in self._buffers
+                if not has_buffer and not tensor_bundle.is_far(part):
+                    missing += _size_of(part)
+        return missing
 
-    def _copied(self, key: tuple[str, int], value: Any) -> tf.Tensor:
+    def _copy_part(self, key: tuple[str, int], value: Any) -> tf.Tensor:
+        """Return a copy of a tensor, where it is: in this host's memory, in the buffer of `key`, or on its server."""
         if tensor_bundle.is_far(value):
             with tf.init_scope(), tf.device(value.device):
                 return tf.raw_ops.DeepCopy(x=value)
@@ -80,15 +83,21 @@ class SnapshotMemory:
             if "CPU" not in tensor.device:
                 return tf.identity(tensor)  # into the host's memory
             buffer = self._buffers.get(key)
-            source = _memory(tensor)
-            if buffer is None or source is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = self._buffers[key] = tf.raw_ops.DeepCopy(x=tensor)
+            source = _view_memory(tensor)
+            if buffer is None or source is None or not _is_alike(buffer, tensor):
+                buffer = tf.raw_ops.DeepCopy(x=tensor)
+                self._buffers[key] = buffer
                 return buffer
-        target = _memory(buffer)
+        target = _view_memory(buffer)
         assert target is not None
         # Only this object and the writer of the last snapshot have ever used the tensor of this buffer.
         ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)
         return buffer
+
+
+def _is_alike(buffer: tf.Tensor, tensor: tf.Tensor) -> bool:
+    """Report whether the value of `tensor` fits into `buffer`."""
+    return bool(buffer.shape == tensor.shape and buffer.dtype == tensor.dtype)
 
 
 def _size_of(tensor: Any) -> int:
@@ -101,27 +110,41 @@ def not_finite(tensors: Mapping[str, Any]) -> list[str]:
     Each save asks. A sum of squares reads the values once and writes nothing, which takes half the time of is_finite.
     The squares of finite values may overflow, so a sum that is not finite is only a suspicion.
     """
-    floats = [(name, x) for name, value in tensors.items() for x in tf.nest.flatten(value) if x.dtype in _FLOATS]
-    sums = [_computed(_sum_of_squares, part) for _, part in floats]  # all servers compute before the first is awaited
-    suspects = [one for one, total in zip(floats, sums, strict=True) if not math.isfinite(total)]
-    names = [name for name, part in suspects if not _computed(lambda x: tf.reduce_all(tf.math.is_finite(x)), part)]
+    floats: list[tuple[str, tf.Tensor]] = []
+    for name, value in tensors.items():
+        for part in tf.nest.flatten(value):
+            if part.dtype in _FLOATS:
+                floats.append((name, part))
+    # All servers compute before the first is awaited.
+    sums = [_compute_where_it_is(_sum_of_squares, part) for _, part in floats]
+    suspects = [named for named, total in zip(floats, sums, strict=True) if not math.isfinite(total)]
+    names = [name for name, part in suspects if not _compute_where_it_is(_are_all_finite, part)]
     return list(dict.fromkeys(names))
+
+
+def _are_all_finite(value: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(value))
 
 
 def _sum_of_squares(value: tf.Tensor) -> Any:
     # NumPy is twice as fast for small values, but slow for float16.
     is_here = "CPU" in value.device and not tensor_bundle.is_far(value)
-    view = _memory(value) if is_here and value.dtype in (tf.float32, tf.float64) else None
-    return tf.nn.l2_loss(value) if view is None else np.vdot(view, view)
+    if is_here and value.dtype in (tf.float32, tf.float64):
+        view = _view_memory(value)
+        if view is not None:
+            return np.vdot(view, view)
+    return tf.nn.l2_loss(value)
 
 
-def _computed(function: Callable[[tf.Tensor], Any], value: tf.Tensor) -> Any:
+def _compute_where_it_is(function: Callable[[tf.Tensor], Any], value: tf.Tensor) -> Any:
     """Return `function(value)`. A parameter server computes it itself and does not send the value."""
-    with tf.device(value.device) if tensor_bundle.is_far(value) else contextlib.nullcontext():
+    if not tensor_bundle.is_far(value):
+        return function(value)
+    with tf.device(value.device):
         return function(value)
 
 
-def _memory(tensor: tf.Tensor) -> np.ndarray | None:
+def _view_memory(tensor: tf.Tensor) -> np.ndarray | None:
     """Return an array that shares the memory of a tensor on this host; None for dtypes of which NumPy has no view
     (strings, bfloat16).
     """

@@ -44,8 +44,9 @@ class Vocabulary:
         if self.axis not in (0, 1):
             raise ValueError(f"axis={self.axis} of a vocabulary: must be 0 (rows) or 1 (columns).")
         for name in ("new_vocab_size", "old_vocab_size", "num_oov_buckets"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} of a vocabulary: must not be negative.")
+            number = getattr(self, name)
+            if number is not None and number < 0:
+                raise ValueError(f"{name}={number} of a vocabulary: must not be negative.")
 
     def places(self, name: str, new: Sequence[int], old: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return (places here, places in the checkpoint), int64 `[n]`, of the n tokens that both vocabularies have.
@@ -59,9 +60,10 @@ class Vocabulary:
         Raises:
           ValueError: a vocabulary does not fit its variable, or a file is missing, is too short or has a token twice.
         """
-        tokens = _tokens(self.new_vocab, self.new_vocab_size)
-        places = {token: place for place, token in enumerate(_tokens(self.old_vocab, self.old_vocab_size))}
-        self._check(name, new, old, len(tokens), len(places))
+        tokens = _read_tokens(self.new_vocab, self.new_vocab_size)
+        old_tokens = _read_tokens(self.old_vocab, self.old_vocab_size)
+        self._check(name, new, old, len(tokens), len(old_tokens))
+        places = {token: place for place, token in enumerate(old_tokens)}
         pairs = [(place, places[token]) for place, token in enumerate(tokens) if token in places]
         here, there = np.array(pairs, np.int64).reshape(-1, 2).T
         return here, there
@@ -73,8 +75,9 @@ class Vocabulary:
                 f"{what}: {self.new_vocab} has {tokens} tokens plus {self.num_oov_buckets} buckets, but the "
                 f"variable's shape is {list(new)} (axis {self.axis})."
             )
-        others = [np.delete(shape, self.axis).tolist() for shape in (new, old)]
-        if len(old) != len(new) or others[0] != others[1]:
+        others = np.delete(new, self.axis).tolist()
+        old_others = np.delete(old, self.axis).tolist()
+        if len(old) != len(new) or others != old_others:
             raise ValueError(f"{what}: its shape is {list(new)} here and {list(old)} in the checkpoint.")
         if old[self.axis] < old_tokens:
             raise ValueError(
@@ -83,7 +86,7 @@ class Vocabulary:
             )
 
 
-def _tokens(file: str, size: int | None) -> list[str]:
+def _read_tokens(file: str, size: int | None) -> list[str]:
     """Return the first `size` lines of a file; all lines if `size` is None."""
     if not tf.io.gfile.exists(file):
         raise ValueError(f"there is no vocabulary file {file}.")

@@ -54,13 +54,18 @@ class Loaded:
         """Return the rows of a table: name, shape, outcome."""
         rows = []
         for name, source in self.sources.items():
-            said = "loaded" if source == name else f"loaded from {source}"
-            said += f", {self.tokens[name]} tokens" if name in self.tokens else ""
-            rows.append([name, str(list(self.shapes[name])), said])
+            outcome = "loaded"
+            if source != name:
+                outcome += f" from {source}"
+            if name in self.tokens:
+                outcome += f", {self.tokens[name]} tokens"
+            rows.append([name, str(list(self.shapes[name])), outcome])
         for name, source in self.not_found.items():
             where = "" if source == name else f" as {source}"
             rows.append([name, "", f"not found{where}: initial value"])
-        return rows + [[name, "", f"skipped: {why}"] for name, why in self.skipped.items()]
+        for name, why in self.skipped.items():
+            rows.append([name, "", f"skipped: {why}"])
+        return rows
 
     @property
     def facts(self) -> dict[str, object]:
@@ -98,49 +103,79 @@ def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values)
       ValueError: there is no such checkpoint; a variable has another shape there; a variable named in full in `include`
         is missing, or with `strict` any; an expression matches no variable; or nothing is loaded.
     """
-    source = Reader(_checkpoint(settings.checkpoint, settings.words.checkpoint))
-    candidates, skipped = _chosen(settings, specs)
-    wanted = {name: _renamed(name, settings.rename) for name in candidates}
-    found = {name: _name_in(source, there) for name, (there, _) in wanted.items()}
-    sources = {name: there for name, there in found.items() if there is not None}
-    not_found = {name: wanted[name][0] for name, there in found.items() if there is None}
-    _check_rules(settings, specs, candidates, {rule for _, rule in wanted.values()})
+    path = _find_checkpoint(settings.checkpoint, settings.words.checkpoint)
+    source = Reader(path)
+    candidates, skipped = _choose(settings, specs)
+    wanted: dict[str, str] = {}
+    used_rules = set[str]()
+    for name in candidates:
+        wanted[name], rule = _apply_rename(name, settings.rename)
+        used_rules.add(rule)
+    sources: dict[str, str] = {}
+    not_found: dict[str, str] = {}
+    for name, name_there in wanted.items():
+        found = _find_name(source, name_there)
+        if found is None:
+            not_found[name] = name_there
+        else:
+            sources[name] = found
+    _check_rules(settings, specs, candidates, used_rules)
     _check_found(settings, source, sources, not_found)
     _check_shapes(settings, source, sources, specs)
-    whole = {name: there for name, there in sources.items() if name not in settings.vocabularies}
-    values.read(source.path, {name: source.entry(there) for name, there in whole.items()})
-    shapes: dict[str, Sequence[int]] = {name: source.shape(there) or () for name, there in whole.items()}
+    shapes: dict[str, Sequence[int]] = {}
+    entries: dict[str, tuple[str, tf.DType]] = {}
+    for name, there in sources.items():
+        if name not in settings.vocabularies:
+            shapes[name] = source.shape(there) or ()
+            entries[name] = source.entry(there)
+    values.read(source.path, entries)
     tokens: dict[str, int] = {}
-    for name in [name for name in sources if name not in whole]:
-        tokens[name] = _load_tokens(settings.vocabularies[name], source, sources[name], specs[name], values)
+    for name, there in sources.items():
+        if name in entries:
+            continue
+        tokens[name] = _load_tokens(settings.vocabularies[name], source, there, specs[name], values)
         shapes[name] = specs[name].shape.as_list()
     return Loaded(source.path, sources, shapes, not_found, skipped, tokens)
 
 
 def _load_tokens(vocabulary: Vocabulary, source: Reader, there: str, spec: VariableSpec, values: Values) -> int:
     """Load the rows or columns of the tokens that the checkpoint has, in parts; return the number of these tokens."""
-    (key, dtype), axis, shape = source.entry(there), vocabulary.axis, tuple(spec.shape.as_list())
+    shape = tuple(spec.shape.as_list())
+    axis = vocabulary.axis
     here, at = vocabulary.places(spec.name, shape, source.shape(there) or ())
     if vocabulary.initial is not None:
+        # No name for the initial values: they are as large as the variable, and would be kept while it is loaded.
         values.assign({spec.name: tf.cast(vocabulary.initial(shape, spec.dtype.as_numpy_dtype), spec.dtype)})
     # At once: TensorFlow 2.21 reads all of a tensor that is stored whole, also for one of its rows.
+    key, dtype = source.entry(there)
     old = tensor_bundle.read_bundle(source.path, {key: dtype})[key]
-    number, size = len(here), tensor_bundle.size_of(shape[1:], spec.dtype)
-    if axis == 1:  # a place is a row and a column, int64
-        number, size = int(old.shape[0]), size + 16 * len(here)
+    number = len(here)
+    size = tensor_bundle.size_of(shape[1:], spec.dtype)
+    if axis == 1:
+        number = int(old.shape[0])
+        size += 16 * len(here)  # a place is a row and a column, int64
     step = max(1, tensor_bundle.PART_BYTES // max(1, size))
-    for part in (slice(first, first + step) for first in range(0, number, step)):
+    for first in range(0, number, step):
+        part = slice(first, first + step)
         if axis == 0:
-            places, found = here[part, None], tf.gather(old, at[part])
+            places = here[part, None]
+            found = tf.gather(old, at[part])
         else:
             rows = np.arange(number)[part]
-            places = np.stack(np.meshgrid(rows, here, indexing="ij"), -1).reshape(-1, 2)
-            found = tf.reshape(tf.gather(old[part], at, axis=1), [len(places), *shape[2:]])
+            places = _pair_all(rows, here)
+            columns = tf.gather(old[part], at, axis=1)
+            found = tf.reshape(columns, [len(places), *shape[2:]])
         values.update(spec.name, places, tf.cast(found, spec.dtype))
     return len(here)
 
 
-def _name_in(source: Reader, wanted: str) -> str | None:
+def _pair_all(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return each row with each column, `[rows * columns, 2]`, row by row."""
+    grid = np.meshgrid(rows, columns, indexing="ij")
+    return np.stack(grid, -1).reshape(-1, 2)
+
+
+def _find_name(source: Reader, wanted: str) -> str | None:
     """Return the name in the checkpoint of the variable `wanted`; None if there is none. In a tf.train.Checkpoint, this
     may be the only path that ends in `/<wanted>`.
     """
@@ -148,10 +183,11 @@ def _name_in(source: Reader, wanted: str) -> str | None:
     if wanted in names:
         return wanted
     longer = [name for name in names if name.endswith(f"/{wanted}")]
-    return longer[0] if len(longer) == 1 and source.is_of_objects else None
+    is_clear = len(longer) == 1 and source.is_of_objects
+    return longer[0] if is_clear else None
 
 
-def _checkpoint(where: str, setting: str) -> str:
+def _find_checkpoint(where: str, setting: str) -> str:
     """Return the path of the checkpoint to load.
 
     Args:
@@ -163,7 +199,8 @@ def _checkpoint(where: str, setting: str) -> str:
       ValueError: there is none, or it is damaged, or its URL cannot be read.
     """
     place = where
-    if is_url(where) and where.partition("://")[0] not in tf.io.gfile.get_registered_schemes():
+    scheme = where.partition("://")[0]
+    if is_url(where) and scheme not in tf.io.gfile.get_registered_schemes():
         folder, *checkpoint = re.split(r"/(?=[^/]*ckpt-\d+$)", where)
         place = os.path.join(local_folder(f"{setting}=", folder, is_read=True), *checkpoint)
     if not tf.io.gfile.isdir(place):
@@ -181,7 +218,7 @@ def _checkpoint(where: str, setting: str) -> str:
     return str(path)
 
 
-def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[list[str], dict[str, str]]:
+def _choose(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[list[str], dict[str, str]]:
     """Return (names of the variables to load, name of each other variable -> why it is not loaded)."""
     state = optimizer_state(specs)
     chosen: list[str] = []
@@ -189,20 +226,29 @@ def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[lis
     for name, spec in specs.items():
         if spec.local:
             continue
-        if name == GLOBAL_STEP:
-            skipped[name] = "the global step"
-        elif name in state and not settings.optimizer_state:
-            skipped[name] = "state of the optimizer"
-        elif (settings.include is None or settings.only_trainable) and not spec.trainable:
-            skipped[name] = "not trainable"
-        elif settings.include is not None and not (
-            any(re.fullmatch(one, name) for one in settings.include)
-            or (not settings.include and name in settings.vocabularies)
-        ):
-            skipped[name] = "not in include"
-        else:
+        why = _why_skipped(settings, name, spec, is_of_optimizer=name in state)
+        if why is None:
             chosen.append(name)
+        else:
+            skipped[name] = why
     return chosen, skipped
+
+
+def _why_skipped(settings: WarmStart, name: str, spec: VariableSpec, *, is_of_optimizer: bool) -> str | None:
+    """Return why a variable is not to be loaded; None: it is."""
+    if name == GLOBAL_STEP:
+        return "the global step"
+    if is_of_optimizer and not settings.optimizer_state:
+        return "state of the optimizer"
+    takes_only_trainable = settings.include is None or settings.only_trainable
+    if takes_only_trainable and not spec.trainable:
+        return "not trainable"
+    if settings.include is None:
+        return None
+    is_included = any(re.fullmatch(pattern, name) for pattern in settings.include)
+    if not settings.include:
+        is_included = name in settings.vocabularies
+    return None if is_included else "not in include"
 
 
 def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
@@ -212,20 +258,27 @@ def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
     (Keras 3).
     """
     weights = [name for name, spec in specs.items() if spec.trainable]
-    flat = [weight.replace("/", "_") for weight in weights]
     others = [name for name, spec in specs.items() if not spec.trainable and not spec.local]
-    found = {name for name in others if any(name.startswith(f"{weight}/") for weight in weights)}
-    found |= {name for name in others if re.search(r"(^|/)beta[12]_power(_\d+)?$", name)}
-    folders = {name.rpartition("/")[0] for name in others if name.rpartition("/")[2] in ("iteration", "learning_rate")}
+    folders_of_slots = tuple(f"{weight}/" for weight in weights)
+    starts_of_slots = tuple(weight.replace("/", "_") + "_" for weight in weights)
+    of_every_optimizer = ("iteration", "learning_rate")
+    optimizers = set()
     for name in others:
         folder, _, last = name.rpartition("/")
-        is_slot = any(last.startswith(f"{weight}_") for weight in flat)
-        if folder and (is_slot or last in ("iteration", "learning_rate")) and folder in folders:
+        if last in of_every_optimizer:
+            optimizers.add(folder)
+    found = set()
+    for name in others:
+        if name.startswith(folders_of_slots) or re.search(r"(^|/)beta[12]_power(_\d+)?$", name):  # v1 and tf_keras
+            found.add(name)
+        folder, _, last = name.rpartition("/")
+        is_part = last.startswith(starts_of_slots) or last in of_every_optimizer
+        if is_part and folder and folder in optimizers:  # Keras 3
             found.add(name)
     return found
 
 
-def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
+def _apply_rename(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
     """Return (name in the checkpoint, key of `rename` that applies, "" if none does).
 
     A key that equals the name comes first, then a regular expression that matches all of the name, then the longest
@@ -244,19 +297,21 @@ def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candidates: list[str], used: set[str]) -> None:
-    names, words = [name for name, spec in specs.items() if not spec.local], settings.words
+    words = settings.words
+    names = [name for name, spec in specs.items() if not spec.local]
     for pattern in settings.include or ():
         if not any(re.fullmatch(pattern, name) for name in names):
             shown = words.of(pattern)
-            raise ValueError(f"{words.include}: {shown!r} matches no variable.{_nearest(str(shown), names)}")
+            raise ValueError(f"{words.include}: {shown!r} matches no variable.{_suggest(str(shown), names)}")
     for name in settings.vocabularies:
         if name not in candidates:
-            raise ValueError(f"{words.vocabularies}: {name!r} is not a variable to load.{_nearest(name, candidates)}")
+            raise ValueError(f"{words.vocabularies}: {name!r} is not a variable to load.{_suggest(name, candidates)}")
     for rule in settings.rename:
         if rule not in used:
+            shown = words.of(rule)
             raise ValueError(
-                f"{words.rename}: {words.of(rule)!r} matches no variable to load, neither as a name nor as a prefix "
-                f"or regular expression.{_nearest(words.of(rule), names)}"
+                f"{words.rename}: {shown!r} matches no variable to load, neither as a name nor as a prefix "
+                f"or regular expression.{_suggest(shown, names)}"
             )
 
 
@@ -265,27 +320,30 @@ def _check_found(settings: WarmStart, source: Reader, sources: Mapping[str, str]
     for name, wanted in not_found.items():
         is_named = name in (settings.include or ()) or name in settings.rename or name in settings.vocabularies
         if settings.strict or is_named:
-            raise ValueError(
-                f"{words.settings}: {source.path} has no variable {wanted!r} for {name!r}."
-                f"{_nearest(wanted, list(source.names()))}"
-            )
+            hint = _suggest(wanted, list(source.names()))
+            raise ValueError(f"{words.settings}: {source.path} has no variable {wanted!r} for {name!r}.{hint}")
     if not sources:
+        there = ", ".join(source.names())
+        looked_for = ", ".join(not_found.values()) or "none"
         raise ValueError(
-            f"{words.settings}: nothing was loaded from {source.path}. It has {', '.join(source.names())}; the model "
-            f"looked for {', '.join(not_found.values()) or 'none'}. Map names of the model to names in the checkpoint "
-            f"with {words.rename}."
+            f"{words.settings}: nothing was loaded from {source.path}. It has {there}; the model looked for "
+            f"{looked_for}. Map names of the model to names in the checkpoint with {words.rename}."
         )
 
 
 def _check_shapes(
     settings: WarmStart, source: Reader, sources: Mapping[str, str], specs: Mapping[str, VariableSpec]
 ) -> None:
-    words, there = settings.words, source.names()
-    wrong = [
-        f"{name!r} is {specs[name].shape.as_list()} in the model and {list(there[found][0])} in the checkpoint"
-        for name, found in sources.items()
-        if name not in settings.vocabularies and not specs[name].shape.is_compatible_with(there[found][0])
-    ]
+    words = settings.words
+    there = source.names()
+    wrong = []
+    for name, found in sources.items():
+        if name in settings.vocabularies:
+            continue
+        here = specs[name].shape
+        stored, _ = there[found]
+        if not here.is_compatible_with(stored):
+            wrong.append(f"{name!r} is {here.as_list()} in the model and {list(stored)} in the checkpoint")
     if wrong:
         raise ValueError(
             f"{words.settings}: shapes differ from those in {source.path}: {'; '.join(wrong)}. Exclude these variables "
@@ -293,5 +351,5 @@ def _check_shapes(
         )
 
 
-def _nearest(name: str, names: list[str]) -> str:
+def _suggest(name: str, names: list[str]) -> str:
     return did_you_mean(name, names, n=3) or f" There are: {', '.join(names)}."

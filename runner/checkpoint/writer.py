@@ -62,11 +62,16 @@ class CheckpointWriter:
     ) -> None:
         self.model_dir = Path(model_dir)
         self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
-        self._clock, self._written, self._keeps_input = clock, written, keeps_input
-        self._meta_graph, self._last_meta = meta_graph, self.model_dir
+        self._clock = clock
+        self._written = written
+        self._keeps_input = keeps_input
+        self._meta_graph = meta_graph
+        self._last_meta = self.model_dir  # a folder until the first save: it cannot be linked
         self._is_mirrored = is_mirrored
         self._warned = False
-        self._folder = HeldFolder(self.model_dir) if self.model_dir.is_dir() else None
+        self._folder: HeldFolder | None = None
+        if self.model_dir.is_dir():
+            self._folder = HeldFolder(self.model_dir)
 
     def save(self, snapshot: Snapshot, iterators: Mapping[int, tf.data.Iterator] | None = None) -> str:
         """Write the checkpoint of `snapshot` and return its path; it is then durable and the latest.
@@ -109,8 +114,9 @@ class CheckpointWriter:
             return None
         if not self._warned:
             self._warned = True
+            level = logging.INFO if policy == _Policy.IGNORE else logging.WARNING
             _log.log(
-                logging.INFO if policy == _Policy.IGNORE else logging.WARNING,
+                level,
                 "The position in the training input is saved without the state that TensorFlow cannot save (%s), as "
                 "asked by experimental_external_state_policy=%s in the dataset's options. A resumed run may read other "
                 "values than an uninterrupted one; set checkpoint.input_state=counted to read the batches again "
@@ -134,14 +140,16 @@ class CheckpointWriter:
           DiskFullError: there is not enough space.
         """
         self._hold_folder()
-        path, free = self.left_input(snapshot.step, worker), free_bytes(self.model_dir)
+        path = self.left_input(snapshot.step, worker)
+        free = free_bytes(self.model_dir)
         try:
             return self._write_input(path, state, snapshot)
         except Exception as error:
             if not is_disk_full(error):
                 raise
             remove_bundle(path)
-            needs = f"the state of the training input of worker {worker}, which takes {format_bytes(_size_of(state))}"
+            size = format_bytes(_size_of(state))
+            needs = f"the state of the training input of worker {worker}, which takes {size}"
             message = f"no space left in {self.model_dir} for {needs}; {format_bytes(free)} were free."
             raise DiskFullError(message) from error
 
@@ -181,7 +189,8 @@ class CheckpointWriter:
         """
         self._hold_folder()
         path = self.path_of(snapshot.step)
-        name, free = os.path.basename(path), free_bytes(self.model_dir)
+        name = os.path.basename(path)
+        free = free_bytes(self.model_dir)
         try:
             with layout.scratch(self.model_dir) as folder:
                 self._write_files(folder / name, snapshot, inputs)
@@ -198,7 +207,7 @@ class CheckpointWriter:
             self._hold_folder()  # an error if model_dir was deleted meanwhile and created again
         except Exception as error:
             if is_disk_full(error):
-                raise DiskFullError(self._disk_full(path, snapshot, inputs, free)) from error
+                raise DiskFullError(self._describe_full_disk(path, snapshot, inputs, free)) from error
             self._hold_folder()  # raises the clearer error if the folder was deleted meanwhile
             error.add_note(f"while saving {path}; earlier checkpoints are unchanged")
             raise
@@ -221,12 +230,14 @@ class CheckpointWriter:
         tensor_bundle.write_bundle(path, _tensors_of(snapshot))
         kinds = {}
         for worker, state in inputs.items():
-            if isinstance(state, Path):
+            if state is None:
+                kinds[worker] = "skip"
+            elif isinstance(state, Path):
                 for file in state.parent.glob(f"{state.name}.*"):
                     os.replace(file, path.parent / file.name.removeprefix("."))
-            elif state is not None and not self._write_input(input_path(path, worker), state, snapshot):
-                continue
-            kinds[worker] = "skip" if state is None else "saved"
+                kinds[worker] = "saved"
+            elif self._write_input(input_path(path, worker), state, snapshot):
+                kinds[worker] = "saved"
         manifest.write_manifest(path, snapshot.step, self._clock(), kinds, is_mirrored=self._is_mirrored)
         if self._meta_graph:  # not in the manifest: a checkpoint whose graph is damaged or removed is as good as before
             try:
@@ -234,9 +245,12 @@ class CheckpointWriter:
             except OSError:  # this is the first, the last one has expired, or the disk has no links
                 Path(f"{path}.meta").write_bytes(self._meta_graph)
 
-    def _disk_full(self, path: str, snapshot: Snapshot, inputs: Inputs, free: int) -> str:
-        latest, states = layout.latest_checkpoint(self.model_dir), sum(map(_size_of, inputs.values()))
-        and_input = f", the state of its input {format_bytes(states)}" if states else ""
+    def _describe_full_disk(self, path: str, snapshot: Snapshot, inputs: Inputs, free: int) -> str:
+        latest = layout.latest_checkpoint(self.model_dir)
+        size_of_inputs = sum(map(_size_of, inputs.values()))
+        and_input = ""
+        if size_of_inputs:
+            and_input = f", the state of its input {format_bytes(size_of_inputs)}"
         return (
             f"no space left for the checkpoint {path}: its variables need {format_bytes(snapshot.bytes)}{and_input}, "
             f"but only {format_bytes(free)} were free in {self.model_dir}. Earlier checkpoints are unchanged; the "
@@ -245,19 +259,22 @@ class CheckpointWriter:
         )
 
     def _warn(self, error: tf.errors.OpError) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "The position in the training input cannot be saved: %s A resumed run will read and drop all batches "
-                "up to its step before it continues. Datasets over files and arrays can be saved, but not "
-                "from_generator, py_function and stateful tf.random operations.",
-                _reason_of(error),
-            )
+        if self._warned:
+            return
+        self._warned = True
+        _log.warning(
+            "The position in the training input cannot be saved: %s A resumed run will read and drop all batches "
+            "up to its step before it continues. Datasets over files and arrays can be saved, but not "
+            "from_generator, py_function and stateful tf.random operations.",
+            _reason_of(error),
+        )
 
 
 def _reason_of(error: tf.errors.OpError) -> str:
     """Return TensorFlow's message, such as `RandomUniform is stateful.`, without the name of the operation."""
-    return str(error.message.split(" [Op:")[0].rpartition("}} ")[2])
+    text = str(error.message).split(" [Op:")[0]
+    _, _, reason = text.rpartition("}} ")
+    return reason
 
 
 def serialize_iterator(iterator: tf.data.Iterator, policy: Any = _Policy.FAIL) -> tf.Tensor:
@@ -285,7 +302,10 @@ def _size_of(state: tf.Tensor | Path | None) -> int:
     """Return the size of an input's state in bytes, on disk or estimated."""
     if state is None:
         return 0
-    return manifest.size_of(state) if isinstance(state, Path) else int(tf.strings.length(tf.io.serialize_tensor(state)))
+    if isinstance(state, Path):
+        return manifest.size_of(state)
+    serialized = tf.io.serialize_tensor(state)
+    return int(tf.strings.length(serialized))
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:

@@ -69,7 +69,9 @@ class State:
 def step_of(name: str) -> int | None:
     """Return the step at the end of a checkpoint's name; None if there is no number."""
     match = re.search(r"-(\d+)$", name)
-    return int(match.group(1)) if match else None
+    if match is None:
+        return None
+    return int(match.group(1))
 
 
 def checkpoint_of(file: str) -> str | None:
@@ -89,10 +91,14 @@ def checkpoint_of(file: str) -> str | None:
 
 def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
     """Return the names of the checkpoints in `model_dir` in the order of their steps, incomplete ones included."""
-    there = groups(Path(model_dir))
-    # If only files in RUNNER_FILES are left, the user deleted the checkpoint.
-    names = [name for name in there if step_of(name) is not None and os.sep not in there[name][0]]
-    return sorted(names, key=lambda name: (step_of(name) or 0, name))
+    found: list[tuple[int, str]] = []
+    for name, files in groups(Path(model_dir)).items():
+        step = step_of(name)
+        # If only files in RUNNER_FILES are left, the user deleted the checkpoint.
+        has_own_files = os.sep not in files[0]
+        if step is not None and has_own_files:
+            found.append((step, name))
+    return [name for _, name in sorted(found)]
 
 
 def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
@@ -103,10 +109,12 @@ def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
     its place; without a state file, the one with the highest step does.
     """
     named = read_state(model_dir).latest
-    candidates = candidates_in(model_dir)
-    path = next((path for path in candidates if manifest.what_is_missing(path) is None), None)
-    if named is not None and path != str(Path(model_dir) / named):
-        latest = Path(model_dir) / named
+    complete = (path for path in candidates_in(model_dir) if manifest.what_is_missing(path) is None)
+    path = next(complete, None)
+    if named is None:
+        return path
+    latest = Path(model_dir) / named
+    if path != str(latest):
         _log.warning("%s cannot be used: %s. Using %s instead.", latest, manifest.what_is_missing(latest), path)
     return path
 
@@ -121,13 +129,21 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     """
     directory = Path(model_dir)
     latest = read_state(directory).latest
-    step = None if latest is None else step_of(latest)
-    names = [name for name in reversed(list_names(directory)) if (directory / f"{name}.index").exists()]
-    before = [name for name in names if step is not None and (step_of(name) or 0) < step]
-    # Not if all files were removed from `directory` itself.
-    is_there = names or any(os.sep not in file for file in groups(directory).get(latest or "", ()))
-    ordered = dict.fromkeys([*([latest] if is_there and latest else []), *before, *names])
-    return [str(directory / name) for name in ordered]
+    newest_first = reversed(list_names(directory))
+    names = [name for name in newest_first if (directory / f"{name}.index").exists()]
+    ordered = []
+    if latest:
+        is_there = bool(names)
+        if not is_there:
+            files = groups(directory).get(latest, ())
+            is_there = any(os.sep not in file for file in files)  # not if only those in RUNNER_FILES are left
+        if is_there:
+            ordered.append(latest)
+        step = step_of(latest)
+        if step is not None:
+            ordered += [name for name in names if (step_of(name) or 0) < step]
+    ordered += names
+    return [str(directory / name) for name in dict.fromkeys(ordered)]
 
 
 def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sleep) -> str:
@@ -158,13 +174,27 @@ def groups(directory: Path) -> dict[str, list[str]]:
     `directory`, those in RUNNER_FILES last.
     """
     found: dict[str, list[str]] = {}
-    listed = {name: f"{name}." for name in read_state(directory).names if not _OUR_FILE.match(f"{name}.")}
+    other_names = [name for name in read_state(directory).names if not _OUR_FILE.match(f"{name}.")]
     for file, place in manifest.files_in(directory):
-        match = _OUR_FILE.match(file)
-        name = match.group(1) if match else next((name for name, dot in listed.items() if file.startswith(dot)), None)
+        name = _name_in(file, other_names)
         if name is not None:
             found.setdefault(name, []).append(place)
     return found
+
+
+def _name_in(file: str, other_names: Iterable[str]) -> str | None:
+    """Return the name of the checkpoint that a file's name begins with; None: there is none.
+
+    Args:
+      other_names: names of checkpoints that do not begin with PREFIX.
+    """
+    match = _OUR_FILE.match(file)
+    if match is not None:
+        return match.group(1)
+    for name in other_names:
+        if file.startswith(f"{name}."):
+            return name
+    return None
 
 
 # --- moving into place ---------------------------------------------------------------------------------------------
@@ -192,15 +222,22 @@ def publish(path: Path, directory: Path) -> None:
     index = f"{path.name}.index"
     # When a step is saved again, remove its index first: it is not a checkpoint while its files are replaced.
     (directory / index).unlink(missing_ok=True)
-    names = sorted(manifest.sizes_of(path), key=lambda name: (name == index, name.endswith(manifest.MANIFEST), name))
+
+    def order(name: str) -> tuple[bool, bool, str]:
+        return name == index, name.endswith(manifest.MANIFEST), name
+
+    names = sorted(manifest.sizes_of(path), key=order)
     for name in names:
         _sync(path.parent / name)
     for name in names:
         if name == index:
             _sync(directory / RUNNER_FILES)  # the other files are durable before the index
             _sync(directory)
+        place = directory / name
         is_own = name.startswith(f"{path.name}.input-") or name.endswith(manifest.MANIFEST)
-        os.replace(path.parent / name, new_place_of(directory / name) if is_own else directory / name)
+        if is_own:
+            place = new_place_of(place)
+        os.replace(path.parent / name, place)
     _sync(directory)
 
 
@@ -234,20 +271,25 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
 
 def parse_state(text: bytes) -> State | None:
     """Return what the bytes of a state file say; None if they cannot be read, or name no checkpoint."""
+    latest = None
+    names = []
+    began = None
+    lines = _STATE_LINE.findall(text)
     try:
-        # Text protos escape bytes as \346\227\245; the rest is UTF-8.
-        entries = [
-            (key, value.decode("unicode_escape").encode("latin-1").decode("utf-8"))
-            for key, value in _STATE_LINE.findall(text)
-        ]
-        began = [float(value) for value in _BEGAN_LINE.findall(text)]
+        for key, value in lines:
+            # Text protos escape bytes as \346\227\245; the rest is UTF-8.
+            path = value.decode("unicode_escape").encode("latin-1").decode("utf-8")
+            if key == b"model_checkpoint_path":
+                latest = os.path.basename(path)
+            else:
+                names.append(os.path.basename(path))
+        for value in _BEGAN_LINE.findall(text):
+            began = float(value)
     except ValueError:
         return None
-    if not entries:
+    if not lines:
         return None
-    latest = [os.path.basename(value) for key, value in entries if key == b"model_checkpoint_path"]
-    names = [os.path.basename(value) for key, value in entries if key == b"all_model_checkpoint_paths"]
-    return State(latest[-1] if latest else None, tuple(names), began[-1] if began else None)
+    return State(latest, tuple(names), began)
 
 
 def write_state(model_dir: Path, names: Iterable[str], began: float) -> None:
@@ -261,7 +303,8 @@ def write_state(model_dir: Path, names: Iterable[str], began: float) -> None:
     for left in model_dir.glob(f".{STATE_FILE}.*"):  # left by a process that was killed before it moved the file
         left.unlink(missing_ok=True)
     quoted = [json.dumps(name, ensure_ascii=False) for name in names]
-    lines = [f"model_checkpoint_path: {quoted[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in quoted)]
+    lines = [f"model_checkpoint_path: {quoted[-1]}"]
+    lines += [f"all_model_checkpoint_paths: {name}" for name in quoted]
     lines.append(f"last_preserved_timestamp: {began!r}")
     write_atomically(model_dir / STATE_FILE, "\n".join(lines) + "\n")
     _sync(model_dir)

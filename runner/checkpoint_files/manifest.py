@@ -32,10 +32,12 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the manifest of the checkpoint `path`; None if there is none or it cannot be read."""
     # A damaged one stays: without it, a damaged file of the checkpoint would seem whole.
     manifest = read_json(place_of(Path(f"{os.fspath(path)}{MANIFEST}")), is_kept=True)
-    return manifest if manifest and _has_all(manifest) else None
+    if not manifest or not _is_manifest(manifest):
+        return None
+    return manifest
 
 
-def _has_all(manifest: Mapping[str, Any]) -> bool:
+def _is_manifest(manifest: Mapping[str, Any]) -> bool:
     """Report whether a JSON object has what a manifest has; a damaged byte may have changed a name in it."""
     files: Any = manifest.get("files")
     inputs: Any = manifest.get("input", {})
@@ -63,8 +65,9 @@ def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str]
     """
     files = {}
     for name, size in sorted(sizes_of(path).items()):
-        has_tensors = _SHARD.search(name) is not None and not is_mirrored
-        checksum = "tensors" if has_tensors else _checksum(path.parent / name)
+        checksum = "tensors"
+        if is_mirrored or _SHARD.search(name) is None:
+            checksum = _compute_checksum(path.parent / name)
         files[name] = {"bytes": size, "checksum": checksum}
     values = {"format": FORMAT, "step": step, "time": time, "files": files}
     values["input"] = {str(worker): how for worker, how in sorted(inputs.items())}
@@ -73,10 +76,23 @@ def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str]
 
 def saved_inputs(path: str | os.PathLike[str]) -> list[int]:
     """Return the indices of the workers whose input's state the checkpoint `path` holds."""
-    return [int(worker) for worker, how in ((read_manifest(path) or {}).get("input") or {}).items() if how == "saved"]
+    manifest = read_manifest(path)
+    if manifest is None:
+        return []
+    inputs = manifest.get("input") or {}
+    return [int(worker) for worker, how in inputs.items() if how == "saved"]
 
 
-def _checksum(file: Path) -> str:
+def _files_in_manifest(path: Path) -> dict[str, dict[str, Any]]:
+    """Return name -> size and checksum of each file of the checkpoint `path`; {}: it has no manifest."""
+    manifest = read_manifest(path)
+    if manifest is None:
+        return {}
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    return files
+
+
+def _compute_checksum(file: Path) -> str:
     found = 0
     with open(file, "rb") as opened:
         for block in iter(lambda: opened.read(_BLOCK_BYTES), b""):
@@ -94,13 +110,13 @@ def what_is_wrong_with_input(path: str | os.PathLike[str], worker: int) -> str |
     or the manifest does not know it.
     """
     path = Path(path)
-    for name, facts in (read_manifest(path) or {"files": {}})["files"].items():
+    for name, facts in _files_in_manifest(path).items():
         if not name.startswith(f"{path.name}.input-{worker}."):
             continue
         place = place_of(path.parent / name)
         if not place.exists() or place.stat().st_size != facts["bytes"]:
             return f"{name} is missing or has another size than {facts['bytes']} bytes"
-        if facts["checksum"].startswith("crc32:") and _checksum(place) != facts["checksum"]:
+        if facts["checksum"].startswith("crc32:") and _compute_checksum(place) != facts["checksum"]:
             return f"{name} does not have the checksum {facts['checksum']}"
     return None
 
@@ -119,9 +135,10 @@ def what_is_missing(path: str | os.PathLike[str]) -> str | None:
     if manifest is None:
         if f"{path.name}{MANIFEST}" in sizes:
             return f"{path.name}{MANIFEST} cannot be read"
-        shards = _shards(path, sizes)
-        has_all = shards and len(shards) >= int(shards[0].group(2))
-        return None if has_all else f"a {path.name}.data file is missing"
+        shards = _find_shards(path, sizes)
+        if not shards or len(shards) < int(shards[0].group(2)):  # the number of all is in each name
+            return f"a {path.name}.data file is missing"
+        return None
     for name, facts in manifest["files"].items():
         if name not in sizes:
             return f"{name} is missing"
@@ -135,9 +152,12 @@ def what_has_changed(path: str | os.PathLike[str]) -> str | None:
     such file, or no manifest.
     """
     path = Path(path)
-    for name, facts in (read_manifest(path) or {"files": {}})["files"].items():
+    for name, facts in _files_in_manifest(path).items():
         expected = facts["checksum"]
-        if expected.startswith("crc32:") and (found := _checksum(place_of(path.parent / name))) != expected:
+        if not expected.startswith("crc32:"):
+            continue
+        found = _compute_checksum(place_of(path.parent / name))
+        if found != expected:
             return f"{name} has the checksum {found} instead of {expected}"
     return None
 
@@ -149,13 +169,15 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
 def input_size_of(path: str | os.PathLike[str]) -> int:
     """Return the size in bytes of the training inputs' states in the checkpoint `path`."""
-    sizes = sizes_of(Path(path))
-    return sum(size for name, size in sizes.items() if name.startswith(f"{Path(path).name}.input-"))
+    path = Path(path)
+    sizes = sizes_of(path)
+    return sum(size for name, size in sizes.items() if name.startswith(f"{path.name}.input-"))
 
 
 def num_shards(path: str | os.PathLike[str]) -> int:
     """Return the number of data files of the bundle `path`, one for each process that wrote tensors."""
-    return len(_shards(Path(path), sizes_of(Path(path))))
+    path = Path(path)
+    return len(_find_shards(path, sizes_of(path)))
 
 
 def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
@@ -165,9 +187,11 @@ def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...
     path = Path(path)
     facts = []
     for name, size in sorted(sizes_of(path).items()):
-        if not name.endswith(METRICS):  # evaluations add this file later
-            with contextlib.suppress(FileNotFoundError):
-                facts.append((name, size, place_of(path.parent / name).stat().st_mtime_ns))
+        if name.endswith(METRICS):  # evaluations add this file later
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            time_of_change = place_of(path.parent / name).stat().st_mtime_ns
+            facts.append((name, size, time_of_change))
     return tuple(facts)
 
 
@@ -202,10 +226,16 @@ def files_in(directory: Path) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for folder in ("", RUNNER_FILES):  # in this order: whoever sees an index, which is written last, sees all files
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found += [(name, os.path.join(folder, name)) for name in sorted(os.listdir(directory / folder))]
+            names = sorted(os.listdir(directory / folder))
+            found += [(name, os.path.join(folder, name)) for name in names]
     return found
 
 
-def _shards(path: Path, files: Iterable[str]) -> list[re.Match[str]]:
+def _find_shards(path: Path, files: Iterable[str]) -> list[re.Match[str]]:
     """Return the matches of _SHARD with the data files of the bundle `path`, without those of its inputs."""
-    return [match for file in files if file.startswith(f"{path.name}.data-") and (match := _SHARD.search(file))]
+    matches = []
+    for file in files:
+        match = _SHARD.search(file)
+        if match is not None and file.startswith(f"{path.name}.data-"):
+            matches.append(match)
+    return matches

@@ -40,7 +40,9 @@ class Group(NamedTuple):
     @property
     def num_steps(self) -> tf.Tensor:
         """The number of steps that have at least one element, an int32 scalar."""
-        return self.count if self.per_step == 1 else (self.count + self.per_step - 1) // self.per_step
+        if self.per_step == 1:
+            return self.count
+        return (self.count + self.per_step - 1) // self.per_step  # rounded up
 
     @property
     def is_last(self) -> tf.Tensor:
@@ -49,7 +51,9 @@ class Group(NamedTuple):
 
     def elements_of(self, step: tf.Tensor) -> StepElements:
         """Return an iterator over the elements of step `step` of the group: an int32 scalar from 0 to num_steps - 1."""
-        return StepElements(self, step if self.per_step == 1 else step * self.per_step)
+        if self.per_step == 1:
+            return StepElements(self, step)
+        return StepElements(self, step * self.per_step)
 
 
 class StepElements:
@@ -61,7 +65,8 @@ class StepElements:
     """
 
     def __init__(self, group: Group, first: tf.Tensor) -> None:
-        self._group, self._next = group, first
+        self._group = group
+        self._next = first
 
     def __next__(self) -> Any:
         return self.get_next_as_optional().get_value()
@@ -70,7 +75,8 @@ class StepElements:
         """Return the next element as a `tf.experimental.Optional`, which has no value after the end of the data."""
         variant = self._group.optionals[self._next]
         self._next = self._next + 1
-        return tf.nest.pack_sequence_as(tf.OptionalSpec(self._group.spec), [variant], expand_composites=True)
+        spec = tf.OptionalSpec(self._group.spec)
+        return tf.nest.pack_sequence_as(spec, [variant], expand_composites=True)
 
 
 class BatchGroups:
@@ -90,13 +96,15 @@ class BatchGroups:
     """
 
     def __init__(self, iterator: tf.data.Iterator, num_steps: tf.Tensor, per_step: int = 1) -> None:
-        self._spec, self._per_step = iterator.element_spec, per_step
+        self._spec = iterator.element_spec
+        self._per_step = per_step
         steps = max(1, GROUP_SIZE // per_step)
         num_steps = tf.cast(num_steps, tf.int64)
         with tf.device("CPU:0"):
-            full = _read(iterator, num_steps // steps, steps * per_step)
-            rest = _read(iterator, num_steps % steps, per_step)
-            self._groups = iter(full.concatenate(rest).prefetch(1).with_options(as_it_is()))
+            full = _build_groups(iterator, num_steps // steps, steps * per_step)
+            rest = _build_groups(iterator, num_steps % steps, per_step)
+            groups = full.concatenate(rest).prefetch(1)
+            self._groups = iter(groups.with_options(as_it_is()))
 
     def get_next(self) -> Group:
         """Return the next group, which has no element if the data has ended. The graph operation raises
@@ -107,14 +115,15 @@ class BatchGroups:
             return Group(optionals, count, self._spec, self._per_step)
 
 
-def _read(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.Dataset:
+def _build_groups(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.Dataset:
     """Return a dataset of the next `number` groups of `size` elements of `iterator`, as (optionals, count)."""
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         optionals = [iterator.get_next_as_optional() for _ in range(size)]
-        variants = [tf.nest.flatten(one, expand_composites=True)[0] for one in optionals]
-        count = tf.reduce_sum(tf.cast([one.has_value() for one in optionals], tf.int32))
+        variants = [tf.nest.flatten(optional, expand_composites=True)[0] for optional in optionals]
+        have_value = [optional.has_value() for optional in optionals]
+        count = tf.reduce_sum(tf.cast(have_value, tf.int32))
         return tf.stack(variants), count
 
     spec = (tf.TensorSpec([size], tf.variant), tf.TensorSpec([], tf.int32))
@@ -132,12 +141,18 @@ def are_small(element_spec: Any, rows: float) -> bool:
       rows: average number of rows of an element, used if the spec does not state it.
     """
     total = 0.0
-    for spec in filter(None, map(none_spec, tf.nest.flatten(element_spec))):
+    for spec in map(none_spec, tf.nest.flatten(element_spec)):
+        if spec is None:
+            continue
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
             return False
-        dims = [rows if place == 0 and size is None else size for place, size in enumerate(spec.shape)]
+        dims: list[Any] = list(spec.shape)
+        if dims and dims[0] is None:
+            dims[0] = rows
         if None in dims:
             return False
-        each = _TEXT_BYTES if spec.dtype == tf.string else spec.dtype.size or _TEXT_BYTES
-        total += each * math.prod(dims)
+        bytes_of_value = spec.dtype.size or _TEXT_BYTES
+        if spec.dtype == tf.string:
+            bytes_of_value = _TEXT_BYTES
+        total += bytes_of_value * math.prod(dims)
     return GROUP_SIZE * total <= MAX_GROUP_BYTES

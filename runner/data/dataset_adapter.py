@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,7 +48,7 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
       TypeError: `result` is a generator.
     """
     if isinstance(result, tf.data.Dataset):
-        return _normalised(result, name)
+        return _normalise(result, name)
     if isinstance(result, tuple | list):
         if len(result) not in (2, 3):
             raise ValueError(
@@ -60,8 +60,8 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
     if result is None or callable(result) or is_generator:
         kind = TypeError if is_generator else ValueError
         raise kind(
-            f"{name} returned {_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Wrap a "
-            "generator in tf.data.Dataset.from_generator."
+            f"{name} returned {_with_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Wrap "
+            "a generator in tf.data.Dataset.from_generator."
         )
     if all(leaf is None for leaf in tf.nest.flatten(result)):
         raise ValueError(f"{name} returned no tensors: {result!r}.")
@@ -69,12 +69,12 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(result)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{name} returned {_article(result)}, which cannot be converted to tensors: {error}"
+            f"{name} returned {_with_article(result)}, which cannot be converted to tensors: {error}"
         ) from error
     if endless:
         _log.warning("%s returned tensors, not a tf.data.Dataset: every step has the same examples.", name)
         dataset = dataset.repeat()
-    return _normalised(dataset, name)
+    return _normalise(dataset, name)
 
 
 def check_batches(element_spec: Any, name: str, setting: str, expected: int | None, *, is_dataset: bool = True) -> None:
@@ -103,7 +103,10 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
                 f"{setting}, but {name} returns single examples: {leaf} is a scalar. Add "
                 '.batch(params["batch_size"]), or set batch_size=null if each element is the batch of one replica.'
             )
-    sizes = {leaf: spec.shape[0] for leaf, spec in leaves if spec.shape.rank and spec.shape[0] is not None}
+    sizes = {}
+    for leaf, spec in leaves:
+        if spec.shape.rank and spec.shape[0] is not None:
+            sizes[leaf] = spec.shape[0]
     if len(set(sizes.values())) > 1:
         different = ", ".join(f"{leaf} {size}" for leaf, size in sizes.items())
         raise ValueError(
@@ -111,28 +114,33 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
             "row per example."
         )
     size = next(iter(sizes.values()), None)
-    if expected is not None and size is not None and size != expected and not is_dataset:
+    if expected is None or size is None or size == expected:
+        return
+    if not is_dataset:
         raise ValueError(
             f"{setting}, but {name} returned tensors of {size} rows, which are one batch: every step would train on "
             f"all {size}. For batches of {expected} return tf.data.Dataset.from_tensor_slices(...)"
             '.batch(params["batch_size"]); to train on all rows at once set batch_size=null.'
         )
-    if expected is not None and size is not None and size != expected:
-        raise ValueError(
-            f'{setting}, but {name} returns batches of {size}, although params["batch_size"]={expected}. Write '
-            f'.batch(params["batch_size"]), or set batch_size=null to keep batches of {size}.'
-        )
+    raise ValueError(
+        f'{setting}, but {name} returns batches of {size}, although params["batch_size"]={expected}. Write '
+        f'.batch(params["batch_size"]), or set batch_size=null to keep batches of {size}.'
+    )
 
 
 def tensors(element_spec: Any) -> list[tuple[str, Any]]:
     """Return (name as a user would write it, spec) of each tensor of an element."""
-    leaves = _leaves("features", element_spec[0])
-    return leaves + (_leaves("labels", element_spec[1]) if len(element_spec) > 1 else [])
+    leaves = _list_leaves("features", element_spec[0])
+    if len(element_spec) > 1:
+        leaves += _list_leaves("labels", element_spec[1])
+    return leaves
 
 
 def none_spec(spec: Any) -> Any:
     """Return `spec`; None if it is the spec that tf.data uses for None, whose type has no public name."""
-    return None if spec is None or spec.is_compatible_with(None) else spec
+    if spec is None or spec.is_compatible_with(None):
+        return None
+    return spec
 
 
 # --- what tf.data changes or refuses: lists, values that are no tensors, keys without an order ------------------------
@@ -161,7 +169,7 @@ class _Key(str):
         return key
 
 
-def _constant(value: Any) -> _Constant:
+def _keep_constant(value: Any) -> _Constant:
     return _Constant({_Key(value): 0})
 
 
@@ -172,20 +180,36 @@ def keeping_values(result: Any) -> Any:
 
     def kept(value: Any) -> Any:
         if isinstance(value, _PLAIN):
-            return _constant(value)
-        items = _List(enumerate(map(kept, value))) if isinstance(value, list) else _of_items(value, kept)
+            return _keep_constant(value)
+        if isinstance(value, list):
+            items = _List(enumerate(map(kept, value)))
+        else:
+            items = _of_items(value, kept)
         if isinstance(value, dict | list | tuple):
             parts = items.values() if isinstance(items, dict) else items
-            if all(one is None or isinstance(one, _Constant) for one in parts):
-                return _constant(value)
-        if isinstance(value, dict) and len({isinstance(key, str) for key in value}) > 1:
-            return _Keyed((_Key(key, place), item) for place, (key, item) in enumerate(items.items()))
+            if all(part is None or isinstance(part, _Constant) for part in parts):
+                return _keep_constant(value)
+        if isinstance(value, dict) and _have_no_order(value):
+            keyed = _Keyed()
+            for place, (key, item) in enumerate(items.items()):
+                keyed[_Key(key, place)] = item
+            return keyed
         return items
 
+    if result is None:
+        return _keep_constant(None)
     if not isinstance(result, tuple | list):
-        return _constant(None) if result is None else kept(result)
+        return kept(result)
     features, *others = map(kept, result)  # (features, labels) may be a list, too
-    return (_constant(None) if features is None else features, *others)
+    if features is None:
+        features = _keep_constant(None)
+    return (features, *others)
+
+
+def _have_no_order(keys: Iterable[Any]) -> bool:
+    """Report whether some keys are text and others are not."""
+    are_text = {isinstance(key, str) for key in keys}
+    return len(are_text) > 1
 
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -198,7 +222,9 @@ def as_given(structure: Any) -> Any:
     items = _of_items(structure, as_given)
     if isinstance(items, _Keyed):
         return {key.given: item for key, item in items.items()}
-    return list(items.values()) if isinstance(items, _List) else items
+    if isinstance(items, _List):
+        return list(items.values())
+    return items
 
 
 def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -208,14 +234,17 @@ def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
         items.update({name: function(item) for name, item in value.items()})
         return items
     if isinstance(value, tuple):
-        return type(value)(*map(function, value)) if hasattr(value, "_fields") else tuple(map(function, value))
+        parts = tuple(map(function, value))
+        is_named_tuple = hasattr(value, "_fields")
+        return type(value)(*parts) if is_named_tuple else parts
     return value
 
 
-def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
+def _normalise(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     # tf.data short-circuits maps that only pass on their arguments: they cost nothing measurable.
     # Not `dataset.map`: that of a TensorFlow 1 dataset loses the cardinality.
-    spec, mapped = dataset.element_spec, tf.data.Dataset.map
+    mapped = tf.data.Dataset.map
+    spec = dataset.element_spec
     if not isinstance(spec, tuple):
         dataset = mapped(dataset, lambda features: (features,))
     elif len(spec) == 3:
@@ -232,21 +261,29 @@ def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     return dataset
 
 
-def _leaves(name: str, spec: Any) -> list[tuple[str, Any]]:
-    if isinstance(spec, Mapping):
-        return [leaf for key, value in spec.items() for leaf in _leaves(f"{name}[{key!r}]", value)]
+def _list_leaves(name: str, spec: Any) -> list[tuple[str, Any]]:
+    """Return what `tensors` does for a part of an element whose name is `name`."""
+    leaves: list[tuple[str, Any]] = []
     if isinstance(spec, WeightedLabels):
-        return _leaves(name, spec.labels) + _leaves("sample_weight", spec.sample_weight)
-    if isinstance(spec, tuple | list):
-        return [leaf for i, value in enumerate(spec) for leaf in _leaves(f"{name}[{i}]", value)]
-    return [] if none_spec(spec) is None else [(name, spec)]
+        leaves += _list_leaves(name, spec.labels)
+        leaves += _list_leaves("sample_weight", spec.sample_weight)
+    elif isinstance(spec, Mapping):
+        for key, value in spec.items():
+            leaves += _list_leaves(f"{name}[{key!r}]", value)
+    elif isinstance(spec, tuple | list):
+        for position, value in enumerate(spec):
+            leaves += _list_leaves(f"{name}[{position}]", value)
+    elif none_spec(spec) is not None:
+        leaves.append((name, spec))
+    return leaves
 
 
-def _article(value: Any) -> str:
+def _with_article(value: Any) -> str:
     if value is None:
         return "None"
     name = "function" if inspect.isfunction(value) else type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    return f"{article} {name}"
 
 
 # --- input functions that end in `make_one_shot_iterator().get_next()`, or in `tf.train.batch` ------------------------
@@ -291,14 +328,14 @@ def call_input_fn(
         drawn = before_draws(lambda: graph.take_of(each))
     token = _under_way.set(graph)
     try:
-        with rest, _iterators(graph, are_first=True), drawn:
+        with rest, _take_from_iterators(graph, are_first=True), drawn:
             result = fn()
     except _LateIterator:
         graph.is_closed = True
-        return _called_twice(fn, name)
+        return _call_twice(fn, name)
     except Exception as error:
         if _NO_PLACEHOLDER in str(error):
-            return _fed_by_hooks(fn, graph)
+            return _build_fed_by_hooks(fn, graph)
         if not graph.begins_with(each) or graph.reads_queues:
             raise
         result = each  # what follows a draw may need eager tensors
@@ -306,12 +343,16 @@ def call_input_fn(
         _under_way.reset(token)
     if isinstance(result, tf.data.Dataset):
         # A dataset of what was drawn cannot be in a graph, and has one draw for all its elements.
-        return keeping_values(fn()) if graph.begins_with(each) else result
+        if graph.begins_with(each):
+            return keeping_values(fn())
+        return result
     if graph.has_begun:
         return graph.dataset(result)
     if as_in_session:
         return keeping_values(result)
-    return _drawn(fn) if training and _may_change(fn, result) else result
+    if training and _may_change(fn, result):
+        return _draw_each_step(fn)
+    return result
 
 
 def calls_input_fn(*, in_session: bool = False) -> bool:
@@ -421,7 +462,7 @@ class InputGraph:
         Raises:
           ValueError: they are taken from a queue that nothing fills.
         """
-        running = set(self._running(result))
+        running = set(self._list_running(result))
         for operation in running:
             if operation.type.startswith(("QueueDequeue", "ReaderRead")):
                 raise ValueError(
@@ -439,8 +480,8 @@ class InputGraph:
         given = tf.data.Dataset.from_tensors(0).repeat()
         if sources:
             given = tf.data.Dataset.zip(tuple(source.dataset() for source in sources))
-        running = self._running(result)
-        function = self._function(result, sources, running)
+        running = self._list_running(result)
+        function = self._build_function(result, sources, running)
         if num_threads == 1 or any(operation.op_def.is_stateful for operation in running):
             return given.map(function)
         return given.map(function, num_parallel_calls=num_threads, deterministic=True)
@@ -463,8 +504,8 @@ class InputGraph:
         return tf.data.experimental.from_variant(value, element_spec)
 
     def _check_taken_once(self, sources: Sequence[Taken]) -> None:
-        iterators = [one.of for one in self.taken if isinstance(one.of, _Iterator)]
-        if len(set(map(id, iterators))) < len(iterators):
+        iterators = [taken.of for taken in self.taken if isinstance(taken.of, _Iterator)]
+        if _has_one_twice(iterators):
             raise ValueError(_TWICE.format(self.name))
         waiting = list(sources)
         followed = set[int]()  # the places of one queue share its sources
@@ -484,10 +525,12 @@ class InputGraph:
         leaves = tf.nest.flatten(result, expand_composites=True)
         return [leaf for leaf in leaves if getattr(leaf, "graph", None) is self._rest.graph]
 
-    def _running(self, result: Any) -> list[tf.Operation]:
+    def _list_running(self, result: Any) -> list[tf.Operation]:
         return needed(self._rest.graph, operations(self._computed_leaves(result)))
 
-    def _function(self, result: Any, sources: Sequence[Taken], running: Sequence[tf.Operation]) -> Callable[..., Any]:
+    def _build_function(
+        self, result: Any, sources: Sequence[Taken], running: Sequence[tf.Operation]
+    ) -> Callable[..., Any]:
         """Return a function from the values of `sources` to `result`; it computes only what `result` depends on."""
         inputs: list[tf.Tensor] = []
         for source in sources:
@@ -516,7 +559,7 @@ _under_way: contextvars.ContextVar[InputGraph | None] = contextvars.ContextVar("
 _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 
-def _fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Dataset:
+def _build_fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Dataset:
     """Return the dataset of an input function that builds it from placeholders. A hook feeds them once per run, when
     it runs the iterator's initializer.
 
@@ -534,29 +577,34 @@ def _fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Datas
         graph.begin()
         token = _under_way.set(graph)
         try:
-            with _iterators(graph):
+            with _take_from_iterators(graph):
                 result = fn()
         finally:
             _under_way.reset(token)
-        iterators = [one for one in graph.taken if isinstance(one.of, _Iterator)]
-        variants = [tf.data.experimental.to_variant(one.of.dataset) for one in iterators]
-    if not iterators or isinstance(result, tf.data.Dataset):
+        elements = [taken for taken in graph.taken if isinstance(taken.of, _Iterator)]
+        variants = [tf.data.experimental.to_variant(taken.of.dataset) for taken in elements]
+    if not elements or isinstance(result, tf.data.Dataset):
         raise ValueError(
             f"{name} makes placeholders that cannot be fed, since it returns no element of an initializable iterator. "
             "Build the dataset from the arrays; or return dataset.make_initializable_iterator().get_next() and let a "
             "hook call session.run(iterator.initializer, feed_dict=...)."
         )
-    for one, variant in zip(iterators, variants, strict=True):
-        made = _made_of_what_is_fed(rest, one.of, variant)
-        one.dataset = functools.partial(_itself, made)
+    for taken, variant in zip(elements, variants, strict=True):
+        made = _build_of_what_is_fed(rest, taken.of, variant)
+        taken.dataset = functools.partial(_itself, made)
     return graph.dataset(result)
 
 
-def _made_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
+def _build_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
+    """Return the dataset of `variant`, made when its first element is requested, of what the initializer was fed."""
     running = needed(rest.graph, [variant.op])
     given = {id(internal) for _, internal in rest.graph.captures}
-    fed = [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in given]
-    variables = [uninitialized_variable(one.op.name, one.shape, one.dtype, False) for one in fed]
+    placeholders = [operation.outputs[0] for operation in running if operation.type == "Placeholder"]
+    fed = [placeholder for placeholder in placeholders if id(placeholder) not in given]
+    variables = []
+    for placeholder in fed:
+        variable = uninitialized_variable(placeholder.op.name, placeholder.shape, placeholder.dtype, False)
+        variables.append(variable)
     iterator.initializer.placeholders = list(zip(fed, variables, strict=True))
     compute = function_of_part(Part(rest.graph, running, fed, [variant]))
 
@@ -572,7 +620,7 @@ class _LateIterator(Exception):
     """Raised when an input function makes an iterator after it called `get_next` on another one, or drew."""
 
 
-def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
+def _call_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     """Return the dataset of an input function that makes an iterator after it called `get_next` on another one.
 
     The function is called once eagerly, to find the datasets over which it iterates, and once inside a `Dataset.map`
@@ -584,21 +632,26 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
         taken.append(iterator)
         return next(iter(iterator.dataset))
 
-    with _iterators_by(first_element):
+    with _replace_iterators(first_element):
         fn()
-    if len(set(map(id, taken))) < len(taken):
+    if _has_one_twice(taken):
         raise ValueError(_TWICE.format(name))
 
     @tf.autograph.experimental.do_not_convert
     def rest(*elements: Any) -> Any:
         remaining = iter(elements)
-        with _iterators_by(lambda iterator: next(remaining)):
+        with _replace_iterators(lambda iterator: next(remaining)):
             return keeping_values(fn())
 
     return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
 
 
-def _iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.AbstractContextManager[None]:
+def _has_one_twice(iterators: Sequence[_Iterator]) -> bool:
+    """Report whether an iterator is among `iterators` more than once."""
+    return len(set(map(id, iterators))) < len(iterators)
+
+
+def _take_from_iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.AbstractContextManager[None]:
     """Let `graph` take the elements of v1 iterators inside this context.
 
     Args:
@@ -615,10 +668,10 @@ def _iterators(graph: InputGraph, *, are_first: bool = False) -> contextlib.Abst
             iterator.element_spec, functools.partial(graph.made, variant, dataset.element_spec), of=iterator
         )
 
-    return _iterators_by(take, lambda: are_first and graph.has_begun and not graph.reads_queues)
+    return _replace_iterators(take, lambda: are_first and graph.has_begun and not graph.reads_queues)
 
 
-def _iterators_by(
+def _replace_iterators(
     take: Callable[[_Iterator], Any], is_late: Callable[[], bool] = lambda: False
 ) -> contextlib.AbstractContextManager[None]:
     """Replace v1 iterators inside this context by ones whose `get_next` calls `take`; raise _LateIterator where one
@@ -648,7 +701,8 @@ _TWICE = (
 
 def _may_change(fn: Callable[[], Any], result: Any) -> bool:
     """Report whether the tensors that `fn` returned would have other values in the next step of a session."""
-    if not any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(result, expand_composites=True)):
+    leaves = tf.nest.flatten(result, expand_composites=True)
+    if not any(tf.is_tensor(leaf) for leaf in leaves):
         return False
     try:
         graph = tf.function(lambda: tf.nest.flatten(fn()), autograph=False).get_concrete_function().graph
@@ -657,11 +711,13 @@ def _may_change(fn: Callable[[], Any], result: Any) -> bool:
     return any(has_effect(operation) or operation.type in KERNEL_RANDOM for operation in graph.get_operations())
 
 
-def _drawn(fn: Callable[[], Any]) -> tf.data.Dataset:
+def _draw_each_step(fn: Callable[[], Any]) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
     def draw(_: Any) -> Any:
-        made = fn()
-        return tuple(made) if isinstance(made, list) else made
+        returned = fn()
+        if isinstance(returned, list):  # (features, labels)
+            return tuple(returned)
+        return returned
 
     return tf.data.Dataset.from_tensors(0).repeat().map(draw)
 
@@ -678,7 +734,8 @@ class _Iterator:
     """
 
     def __init__(self, dataset: tf.data.Dataset, take: Callable[[_Iterator], Any]) -> None:
-        self.dataset, self._take = dataset, take
+        self.dataset = dataset
+        self._take = take
         self.initializer = IteratorInitializer()
         self.element_spec = dataset.element_spec
 

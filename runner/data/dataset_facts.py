@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import inspect
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from runner.types import plain_params
 MAX_FILES = 1000
 """Largest number of files whose size and modification time are recorded."""
 
-_GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
+_GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__", "<locals>", "<lambda>")
 
 
 def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[str, Any]:
@@ -36,34 +37,43 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
       pipeline: the input pipeline that was built from it.
       context: what the input is used for: train, eval, eval_<name>, predict.
     """
-    fn, params = (input_fn.fn, input_fn.params) if isinstance(input_fn, Input) else (input_fn, None)
+    fn = input_fn
+    params = None
+    if isinstance(input_fn, Input):
+        fn = input_fn.fn
+        params = input_fn.params
     params = plain_params(params)
-    files, function = list(_files(params)), pipeline.name
+    files = list(_list_files(params))
+    function = pipeline.name
     at = f"input.{context.replace('eval_', 'eval.', 1)}.params"
     source = {"input_fn": function, "params": None, "files": files}
     if isinstance(params, Mapping):
         source["params"] = masked(params, at=at)
     described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
+    digest = hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()
     return {
         "context": context,
-        "name": _name(function, files),
-        "digest": hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()[:8],
+        "name": _choose_name(function, files),
+        "digest": digest[:8],
         "source": source,
-        "profile": _size(pipeline),
+        "profile": _describe_size(pipeline),
     }
 
 
-def _name(function: str, files: list[dict[str, Any]]) -> str:
+def _choose_name(function: str, files: list[dict[str, Any]]) -> str:
     """Return a readable name of the data: its file's if there is one, else the function's."""
     if len(files) == 1:
         return Path(files[0]["path"]).name
-    parts = [part for part in function.split(".") if part not in (*_GENERAL_NAMES, "<locals>", "<lambda>")]
-    return parts[-1] if parts else function
+    telling = [part for part in function.split(".") if part not in _GENERAL_NAMES]
+    if not telling:
+        return function
+    return telling[-1]
 
 
-def _size(pipeline: InputPipeline) -> dict[str, Any]:
+def _describe_size(pipeline: InputPipeline) -> dict[str, Any]:
     """Return the element spec, the batch size, and the numbers of batches and examples, as far as they are known."""
-    batches, size = int(pipeline.given.cardinality()), pipeline.global_batch_size
+    batches = int(pipeline.given.cardinality())
+    size = pipeline.global_batch_size
     found: dict[str, Any] = {"element_spec": str(pipeline.element_spec)}
     if size:
         found["batch_size"] = size
@@ -76,14 +86,23 @@ def _size(pipeline: InputPipeline) -> dict[str, Any]:
     return found
 
 
-def _files(params: Any) -> Iterator[dict[str, Any]]:
+def _list_files(params: Any) -> Iterator[dict[str, Any]]:
     """Yield path, size and modification time of the files that `params` name, by path or pattern."""
-    texts = [text for _, text in leaves("", params) if isinstance(text, str) and text] if params else []
-    found = (path for text in texts if "://" not in text for path in sorted(glob.glob(text)))
-    for path in (one for one, _ in zip((Path(each) for each in found), range(MAX_FILES), strict=False)):
+    if not params:
+        return
+    for path in itertools.islice(_list_paths(params), MAX_FILES):
         if path.is_file():
             stat = path.stat()
             yield {"path": str(path), "bytes": stat.st_size, "modified": round(stat.st_mtime)}
+
+
+def _list_paths(params: Any) -> Iterator[Path]:
+    """Yield what there is in the file system of what `params` name."""
+    for _, text in leaves("", params):
+        if not isinstance(text, str) or not text or "://" in text:
+            continue
+        for path in sorted(glob.glob(text)):
+            yield Path(path)
 
 
 def _source_of(fn: Any) -> str:

@@ -28,25 +28,28 @@ def source_of(pipeline: InputPipeline) -> str:
     fn = pipeline.function
     bound = ""
     while isinstance(fn, functools.partial):
-        keywords = {name: _named(value) for name, value in fn.keywords.items()}
-        bound += repr((tuple(map(_named, fn.args)), keywords))
+        keywords = {name: _identify_argument(value) for name, value in fn.keywords.items()}
+        arguments = tuple(map(_identify_argument, fn.args))
+        bound += repr((arguments, keywords))
         fn = fn.func
-    # The repr contains an address, which differs in each process.
-    details = _ADDRESS.sub("", repr((bound, *settings, pipeline.element_spec)))
+    details = repr((bound, *settings, pipeline.element_spec))
+    details = _ADDRESS.sub("", details)  # an address differs in each process
     name, *code = _name_and_code(fn)
     return " ".join([name, _digest(details), *code])
 
 
 def _name_and_code(fn: Any) -> list[str]:
     """Return [qualified name] of a function, and for a lambda or local function also a digest of its code."""
-    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+    module = getattr(fn, "__module__", "")
+    qualname = getattr(fn, "__qualname__", type(fn).__name__)
+    name = f"{module}.{qualname}"
     code = getattr(fn, "__code__", None)
     if code is None or "<" not in name:
         return [name]
-    return [name, _digest(_facts(code))]
+    return [name, _digest(_describe(code))]
 
 
-def _named(value: Any) -> Any:
+def _identify_argument(value: Any) -> Any:
     """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
     name_and_code = _name_and_code(value)
     has_code = len(name_and_code) > 1
@@ -63,15 +66,17 @@ def _digest(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def _facts(constant: Any) -> str:
+def _describe(constant: Any) -> str:
     """Return a text for a code object or one of its constants. It is the same in all processes with the same version of
     Python.
     """
     if isinstance(constant, types.CodeType):
-        inner = ", ".join(map(_facts, constant.co_consts))
+        inner = ", ".join(map(_describe, constant.co_consts))
         return f"code({constant.co_code.hex()}, {constant.co_names}, {inner})"
     if isinstance(constant, tuple):
-        return f"({', '.join(map(_facts, constant))})"
+        parts = ", ".join(map(_describe, constant))
+        return f"({parts})"
     if isinstance(constant, frozenset):  # its order depends on the hash seed
-        return f"{{{', '.join(sorted(map(_facts, constant)))}}}"
+        parts = ", ".join(sorted(map(_describe, constant)))
+        return f"{{{parts}}}"
     return repr(constant)

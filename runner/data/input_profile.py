@@ -14,7 +14,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -214,7 +214,8 @@ class Trial:
     @property
     def is_clear(self) -> bool:
         """The change makes the input faster; see `MAX_SLOWER`."""
-        return self.gain >= MIN_GAIN and self.num_faster >= len(self.rounds) - MAX_SLOWER
+        num_slower = len(self.rounds) - self.num_faster
+        return self.gain >= MIN_GAIN and num_slower <= MAX_SLOWER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,15 +270,17 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
     cpu_before = time.process_time()
     began = time.perf_counter()
     speed = reading.read(ROUND_SECS)
-    cpu = (time.process_time() - cpu_before) / (time.perf_counter() - began) / num_cores()
-    stages = _stages(dataset, recorder, check)
+    cpu_secs = time.process_time() - cpu_before
+    secs = time.perf_counter() - began
+    cpu = cpu_secs / secs / num_cores()
+    stages = _measure_stages(dataset, recorder, check)
     options = dataset.options()
-    stages = [dataclasses.replace(stage, secs_up_to=_secs_up_to(stage, options, check)) for stage in stages]
+    stages = [dataclasses.replace(stage, secs_up_to=_measure_up_to(stage, options, check)) for stage in stages]
     tried: dict[Change, Reading] = {}
     untried: dict[Change, Exception] = {}
-    for change in _changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
+    for change in _list_changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
         try:
-            changed = _changed_reading(change, build, dataset, check)
+            changed = _open_changed(change, build, dataset, check)
             _warm_up(changed, change, warm_up_secs)
         except CannotTryError as error:
             untried[change] = error
@@ -285,16 +288,14 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
             untried[change] = error.of_input
         else:
             tried[change] = changed
-    speeds, rounds = _in_turn(reading, tried, untried)
-    for change in untried:
-        rounds.pop(change, None)
-    trials = list(map(Trial, rounds.keys(), rounds.values()))
+    speeds, rounds = _read_in_turn(reading, tried, untried)
+    trials = [Trial(change, turns) for change, turns in rounds.items() if change not in untried]
     trials.sort(key=lambda trial: trial.gain, reverse=True)
-    left = list(map(Untried, untried.keys(), untried.values()))
+    left = [Untried(change, error) for change, error in untried.items()]
     return InputProfile(_median_speed(speeds), min(1.0, cpu), stages, reading.tuned(), trials, left)
 
 
-def _in_turn(
+def _read_in_turn(
     reading: Reading, tried: Mapping[Change, Reading], untried: dict[Change, Exception]
 ) -> tuple[list[Speed], dict[Change, list[Round]]]:
     """Read the input as it is, and with each change.
@@ -313,28 +314,28 @@ def _in_turn(
         order = [change for change in tried if change not in untried]
         if number % 2:
             order.reverse()  # none is always the first after another one
-        unchanged.append(_turn(reading))
+        unchanged.append(_take_turn(reading))
         for change in order:
             try:
-                changed = _turn(tried[change])
+                changed = _take_turn(tried[change])
             except _READ_ERRORS as error:
                 untried[change] = error
                 continue
             before = unchanged[-1]
-            after = _turn(reading)
+            after = _take_turn(reading)
             unchanged.append(after)
-            speeds = map(_examples_per_sec, (before, changed, after))
+            speeds = [_examples_per_sec(speed) for speed in (before, changed, after)]
             rounds[change].append(Round(*speeds))
     return unchanged, rounds
 
 
-def _turn(reading: Reading) -> Speed:
-    _settle()
+def _take_turn(reading: Reading) -> Speed:
+    _wait_until_idle()
     reading.read(DRAIN_SECS)
     return reading.read(ROUND_SECS)
 
 
-def _settle() -> None:
+def _wait_until_idle() -> None:
     """Wait until this process computes nothing, but not longer than SETTLE_SECS."""
     last = time.monotonic() + SETTLE_SECS
     is_busy = True
@@ -345,7 +346,8 @@ def _settle() -> None:
 
 
 def _median_speed(speeds: Sequence[Speed]) -> Speed:
-    return sorted(speeds, key=_examples_per_sec)[len(speeds) // 2]
+    ordered = sorted(speeds, key=_examples_per_sec)
+    return ordered[len(ordered) // 2]
 
 
 def _examples_per_sec(speed: Speed) -> float:
@@ -368,7 +370,7 @@ class Reading:
             self.iterator = iterate(dataset)
         self._check = check
         self._at_a_time = 1
-        self._read = _reader(self.iterator, counts_elements_only)
+        self._read = _build_reader(self.iterator, counts_elements_only)
 
     def read(self, secs: float) -> Speed:
         """Read for about `secs` seconds.
@@ -406,7 +408,7 @@ class Reading:
         return list(dict.fromkeys(found))
 
 
-def _reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+def _build_reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that reads a number of elements, and returns (elements, examples, bytes), int64 `[3]`."""
 
     def read_one(left: tf.Tensor, total: tf.Tensor) -> Any:
@@ -416,11 +418,14 @@ def _reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Tensor], 
             counted = tf.stack([tf.constant(1, tf.int64), num_rows(element), _num_bytes(element)])
         return left - 1, total + counted
 
+    def is_any_left(left: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return left > 0
+
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)])
     def read(number: tf.Tensor) -> tf.Tensor:
         start = (number, tf.zeros([3], tf.int64))
         # One element after the other, as the loop of steps reads them.
-        _, total = tf.while_loop(lambda left, _: left > 0, read_one, start, parallel_iterations=1)
+        _, total = tf.while_loop(is_any_left, read_one, start, parallel_iterations=1)
         return total
 
     return read
@@ -432,13 +437,30 @@ def _num_bytes(element: Any) -> tf.Tensor:
         if leaf is None or leaf.dtype == tf.variant:
             continue
         if leaf.dtype == tf.string:
-            sizes.append(tf.reduce_sum(tf.cast(tf.strings.length(leaf), tf.int64)))
+            lengths = tf.cast(tf.strings.length(leaf), tf.int64)
+            sizes.append(tf.reduce_sum(lengths))
         else:
             sizes.append(tf.size(leaf, tf.int64) * leaf.dtype.size)
     return tf.add_n(sizes)
 
 
 # --- the calls of an input function -----------------------------------------------------------------------------------
+
+
+class _WaitingMap(NamedTuple):
+    """A map that is to come after the batch that follows it.
+
+    Attributes:
+      made: the dataset that the input function has: the map is before its batch there.
+      given: the same without the map.
+      original, arguments, options: the call of the map.
+    """
+
+    made: Any
+    given: Any
+    original: Any
+    arguments: Any
+    options: Any
 
 
 class Recorder:
@@ -458,7 +480,7 @@ class Recorder:
         self._change = change
         self._made: dict[int, tuple[Any, Call]] = {}  # by the dataset's id; it is kept, so that no other gets its id
         self._under_way: list[int] = []
-        self._mapped: tuple[Any, Any, Any] | None = None  # the map that is to come after its batch
+        self._waiting: _WaitingMap | None = None
 
     def call_of(self, dataset: Any) -> Call | None:
         """Return the call that returned `dataset`; None: it is not known."""
@@ -471,10 +493,10 @@ class Recorder:
 
         @functools.wraps(original)
         def record(dataset: Any, *arguments: Any, **options: Any) -> Any:
-            call = self._noted(method, arguments, options)
+            call = self._note(method, arguments, options)
             self._under_way.append(call.number)
             try:
-                made = self._called(call, original, dataset, arguments, options)
+                made = self._call(call, original, dataset, arguments, options)
             finally:
                 self._under_way.pop()
             self._made[id(made)] = (made, call)
@@ -482,7 +504,7 @@ class Recorder:
 
         return record
 
-    def _noted(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Call:
+    def _note(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Call:
         stack = traceback.extract_stack()[:-2]  # without this method and `record`
         frame = next(reversed(user_frames(stack)), None)
         caller = (stack[-1].filename, stack[-1].lineno)
@@ -494,25 +516,27 @@ class Recorder:
         self.calls.append(call)
         return call
 
-    def _called(self, call: Call, original: Any, dataset: Any, arguments: Any, options: Any) -> Any:
+    def _call(self, call: Call, original: Any, dataset: Any, arguments: Any, options: Any) -> Any:
         """Call `original`, with the change if it is one of this call."""
         if call.method == "cache":
             return original(dataset)  # in memory: this command writes no files
         if call.method == "snapshot":
             return dataset
-        if self._mapped is not None and dataset is self._mapped[0]:
+        waiting = self._waiting
+        if waiting is not None and dataset is waiting.made:
             if call.method == "batch":
-                return self._batched_first(original, arguments, options)
+                return self._batch_first(waiting, original, arguments, options)
             if call.method in ("repeat", "prefetch"):  # the map may come after them as well
                 made = original(dataset, *arguments, **options)
-                self._mapped = (made, original(self._mapped[1], *arguments, **options), self._mapped[2])
+                given = original(waiting.given, *arguments, **options)
+                self._waiting = waiting._replace(made=made, given=given)
                 return made
         if self._change is None or call.number != self._change.call.number:
             return original(dataset, *arguments, **options)
         kind = self._change.kind
         if kind == "batch_first":
             made = original(dataset, *arguments, **options)
-            self._mapped = (made, dataset, (original, arguments, options))
+            self._waiting = _WaitingMap(made, dataset, original, arguments, options)
             return made
         self.was_changed = True
         if kind == "cache":
@@ -523,15 +547,15 @@ class Recorder:
             return made.repeat()
         if kind == "interleave":
             return dataset.interleave(arguments[0], num_parallel_calls=tf.data.AUTOTUNE)
-        options = {**options, "num_parallel_calls": many_calls() if kind == "many" else tf.data.AUTOTUNE}
+        num_calls = many_calls() if kind == "many" else tf.data.AUTOTUNE
+        options = {**options, "num_parallel_calls": num_calls}
         if call.method == "map":
             arguments = arguments[:1]  # num_parallel_calls may be the second
         return original(dataset, *arguments, **options)
 
-    def _batched_first(self, batch: Any, arguments: Any, options: Any) -> Any:
-        assert self._mapped is not None
-        _, dataset, (original, given, more) = self._mapped
-        function = given[0]
+    def _batch_first(self, waiting: _WaitingMap, batch: Any, arguments: Any, options: Any) -> Any:
+        """Call `batch`, and then the map before it with a function of whole batches."""
+        function = waiting.arguments[0]
         self.was_changed = True
 
         def of_batch(*element: Any) -> Any:
@@ -539,7 +563,8 @@ class Recorder:
                 return tf.vectorized_map(function, element[0], fallback_to_while_loop=False)
             return tf.vectorized_map(lambda parts: function(*parts), element, fallback_to_while_loop=False)
 
-        return original(batch(dataset, *arguments, **options), of_batch, *given[1:], **more)
+        batched = batch(waiting.given, *arguments, **options)
+        return waiting.original(batched, of_batch, *waiting.arguments[1:], **waiting.options)
 
 
 @contextlib.contextmanager
@@ -588,11 +613,13 @@ class _Node:
 
     @property
     def elements(self) -> int:
-        return sum(count - self.before.get(number, (0, 0))[0] for number, (count, _) in self.counts.items())
+        now = sum(elements for elements, _ in self.counts.values())
+        return now - sum(elements for elements, _ in self.before.values())
 
     @property
     def nanosecs(self) -> int:
-        return sum(took - self.before.get(number, (0, 0))[1] for number, (_, took) in self.counts.items())
+        now = sum(nanosecs for _, nanosecs in self.counts.values())
+        return now - sum(nanosecs for _, nanosecs in self.before.values())
 
 
 class _Model:
@@ -619,15 +646,15 @@ class _Model:
         given = nodes[number]
         node = self.nodes.setdefault(key, _Node(given.name))
         node.counts[number] = (given.num_elements, given.processing_time)
-        inputs = sorted(one for one in given.inputs if one in nodes)
-        has_inner = "FlatMap" in given.name or "Interleave" in given.name
-        for place, one in enumerate(inputs):
-            # The first input is the dataset itself, the others are those that its function makes.
-            slot = min(place, 1) if has_inner else place
-            self._add(nodes, one, (*key, (slot, nodes[one].name)))
+        inputs = sorted(input_number for input_number in given.inputs if input_number in nodes)
+        for slot, input_number in enumerate(inputs):
+            if _makes_datasets(given.name):
+                # The first input is the dataset itself, the others are those that its function makes.
+                slot = min(slot, 1)
+            self._add(nodes, input_number, (*key, (slot, nodes[input_number].name)))
 
 
-def _stages(dataset: tf.data.Dataset, recorder: Recorder, check: Callable[[], None]) -> list[Stage]:
+def _measure_stages(dataset: tf.data.Dataset, recorder: Recorder, check: Callable[[], None]) -> list[Stage]:
     """Return the stages of a dataset, from the source to the end, without `secs_up_to`."""
     options = tf.data.Options()
     options.autotune.enabled = True  # without it, TensorFlow keeps no model
@@ -643,58 +670,71 @@ def _stages(dataset: tf.data.Dataset, recorder: Recorder, check: Callable[[], No
     root = model.nodes.get(())
     if root is None or not root.elements:
         return []
-    per_output = _per_output(model.nodes)
+    per_output = _count_per_output(model.nodes)
     work = {}
     for key, node in model.nodes.items():
-        work[key] = node.nanosecs / max(1, node.elements) / 1e9 * per_output[key]
+        secs_per_element = node.nanosecs / max(1, node.elements) / 1e9
+        work[key] = secs_per_element * per_output[key]
     total = sum(work.values())
-    pairs = _paired(dataset, model.nodes, recorder)
+    pairs = _pair_with_calls(dataset, model.nodes, recorder)
     stages = []
-    for key in sorted(model.nodes, key=_from_the_source):
+    for key in sorted(model.nodes, key=_order_from_source):
         if key == ():
             continue
-        depth = sum(slot for (slot, _), parent in zip(key, _parents(key), strict=True) if _has_inner(parent, model))
         cut, call = pairs.get(key, (None, None))
         share = work[key] / total if total else 0.0
-        stages.append(Stage(model.nodes[key].name, depth, call, work[key], share, per_output[key], cut))
+        name = model.nodes[key].name
+        stages.append(Stage(name, _depth_of(key, model), call, work[key], share, per_output[key], cut))
     return stages
 
 
-def _parents(key: _Key) -> list[_Key]:
-    return [key[:length] for length in range(len(key))]
+def _depth_of(key: _Key, model: _Model) -> int:
+    """Return in how many functions of other stages a stage is made."""
+    depth = 0
+    for length, (slot, _) in enumerate(key):
+        parent = model.nodes[key[:length]]
+        if _makes_datasets(parent.name):
+            depth += slot
+    return depth
 
 
-def _has_inner(key: _Key, model: _Model) -> bool:
-    return "FlatMap" in model.nodes[key].name or "Interleave" in model.nodes[key].name
+def _makes_datasets(name: str) -> bool:
+    """Report whether a stage of this name has a function that makes datasets."""
+    return "FlatMap" in name or "Interleave" in name
 
 
-def _from_the_source(key: _Key) -> tuple[Any, ...]:
+def _order_from_source(key: _Key) -> tuple[Any, ...]:
     """Return a key that sorts stages from the source to the end: what a function makes comes before its stage."""
     return (*((slot, name) for slot, name in key), (9, ""))
 
 
-def _per_output(nodes: Mapping[_Key, _Node]) -> dict[_Key, float]:
+def _count_per_output(nodes: Mapping[_Key, _Node]) -> dict[_Key, float]:
     """Return how many elements of each stage one element of the whole pipeline takes."""
     found: dict[_Key, float] = {(): 1.0}
     for key in sorted(nodes, key=len):
         if key == ():
             continue
         parent = nodes[key[:-1]]
-        is_inner = key[-1][0] == 1 and ("FlatMap" in parent.name or "Interleave" in parent.name)
+        slot, _ = key[-1]
+        is_inner = slot == 1 and _makes_datasets(parent.name)
         # Their iterators are made anew for each pass or file, and the model forgets those that have ended.
         passes_on = is_inner or "Repeat" in parent.name
-        ratio = 1.0 if passes_on or not parent.elements else nodes[key].elements / parent.elements
+        ratio = 1.0
+        if not passes_on and parent.elements:
+            ratio = nodes[key].elements / parent.elements
         found[key] = found[key[:-1]] * ratio
     return found
 
 
-def _paired(dataset: Any, nodes: Mapping[_Key, _Node], recorder: Recorder) -> dict[_Key, tuple[Any, Call | None]]:
+def _pair_with_calls(
+    dataset: Any, nodes: Mapping[_Key, _Node], recorder: Recorder
+) -> dict[_Key, tuple[Any, Call | None]]:
     """Return the dataset and the call of stages; those whose dataset is not known are left out."""
     found: dict[_Key, tuple[Any, Call | None]] = {}
     waiting: list[tuple[Any, _Key]] = [(dataset, key) for key in nodes if len(key) == 1]
     while waiting:
         given, key = waiting.pop()
-        stage = _first_of_kind(given, nodes[key].name)
+        stage = _find_first_of_kind(given, nodes[key].name)
         children = [other for other in nodes if other[:-1] == key]
         if stage is None:
             waiting += [(given, child) for child in children if child[-1][0] == 0]
@@ -703,17 +743,16 @@ def _paired(dataset: Any, nodes: Mapping[_Key, _Node], recorder: Recorder) -> di
         found[key] = (stage, call)
         inputs = datasets.inputs_of(stage)
         for child in children:
-            slot = child[-1][0]
-            has_inner = "FlatMap" in nodes[key].name or "Interleave" in nodes[key].name
-            if has_inner and slot == 1:
+            slot, _ = child[-1]
+            if slot == 1 and _makes_datasets(nodes[key].name):
                 if call is not None:
-                    found.update(_inner_calls(child, nodes, call, recorder))
+                    found.update(_pair_inner(child, nodes, call, recorder))
             elif slot < len(inputs):
                 waiting.append((inputs[slot], child))
     return found
 
 
-def _inner_calls(
+def _pair_inner(
     top: _Key, nodes: Mapping[_Key, _Node], outer: Call, recorder: Recorder
 ) -> dict[_Key, tuple[Any, Call | None]]:
     """Return the calls of stages that the function of `outer` makes, of which there is no dataset here: by their order
@@ -721,16 +760,18 @@ def _inner_calls(
     """
     found: dict[_Key, tuple[Any, Call | None]] = {}
     inner = [key for key in nodes if key[: len(top)] == top]
+    inner_calls = [call for call in recorder.calls if call.parent == outer.number]
     for method in _METHODS:
         of_method = [key for key in inner if _is_of_kind(method.replace("_", ""), nodes[key].name)]
-        calls = [call for call in recorder.calls if call.parent == outer.number and call.method == method]
+        calls = [call for call in inner_calls if call.method == method]
         if len(of_method) == len(calls):
             of_method.sort(key=len, reverse=True)
-            found.update({key: (None, call) for key, call in zip(of_method, calls, strict=True)})
+            for key, call in zip(of_method, calls, strict=True):
+                found[key] = (None, call)
     return found
 
 
-def _first_of_kind(dataset: Any, name: str) -> Any:
+def _find_first_of_kind(dataset: Any, name: str) -> Any:
     """Return the first stage of `dataset`, from its end, that can be the one that TensorFlow calls `name`; None: there
     is none.
     """
@@ -749,7 +790,7 @@ def _is_of_kind(kind: str, name: str) -> bool:
     return plain.lower().startswith(kind.removeprefix("Parallel").lower())
 
 
-def _secs_up_to(stage: Stage, options: tf.data.Options, check: Callable[[], None]) -> float | None:
+def _measure_up_to(stage: Stage, options: tf.data.Options, check: Callable[[], None]) -> float | None:
     """Return the seconds per element of the whole pipeline if it ended with `stage`; None: its dataset is not known."""
     if stage.cut is None:
         return None
@@ -759,12 +800,12 @@ def _secs_up_to(stage: Stage, options: tf.data.Options, check: Callable[[], None
         speed = reading.read(CUT_SECS)
     except (tf.errors.OpError, TypeError, ValueError):  # its elements are datasets, or the like
         return None
-    secs = max(0.0, speed.secs / speed.elements - _loop_secs())
+    secs = max(0.0, speed.secs / speed.elements - _measure_loop())
     return secs * stage.elements
 
 
 @functools.cache
-def _loop_secs() -> float:
+def _measure_loop() -> float:
     """Return what a `Reading` itself takes for an element, in seconds: 10 to 30 us, as much as a small example."""
     reading = Reading(tf.data.Dataset.range(_MANY), lambda: None, counts_elements_only=True)
     reading.read(CUT_SECS / 2)
@@ -775,7 +816,7 @@ def _loop_secs() -> float:
 # --- the changes ------------------------------------------------------------------------------------------------------
 
 
-def _changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits: bool) -> list[Change]:
+def _list_changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits: bool) -> list[Change]:
     """Return the changes that are worth a try, those of the stages with the most work first.
 
     Args:
@@ -789,12 +830,12 @@ def _changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits
             continue
         num_filling = max(1, int(speed.elements / speed.secs * FILL_SECS))
         num_cached = max(1, int(stage.elements * num_filling))
-        for kind in _kinds(stage, call, recorder, waits=waits):
+        for kind in _list_kinds(stage, call, recorder, waits=waits):
             found.append(Change(kind, call, num_cached, num_filling))
     return list(dict.fromkeys(found))[:MAX_TRIALS]
 
 
-def _kinds(stage: Stage, call: Call, recorder: Recorder, *, waits: bool) -> Iterator[str]:
+def _list_kinds(stage: Stage, call: Call, recorder: Recorder, *, waits: bool) -> Iterator[str]:
     """Yield the kinds of change that a stage allows."""
     if call.method in ("map", "interleave", "batch") and not call.is_parallel:
         yield "parallel"
@@ -805,14 +846,17 @@ def _kinds(stage: Stage, call: Call, recorder: Recorder, *, waits: bool) -> Iter
     given = datasets.inputs_of(stage.cut)
     if call.method == "flat_map" and given and _are_names(given[0].element_spec):
         yield "interleave"
-    if call.method == "map" and any(later.method == "batch" for later in recorder.calls[call.number + 1 :]):
+    later_calls = recorder.calls[call.number + 1 :]
+    if call.method == "map" and any(later.method == "batch" for later in later_calls):
         yield "batch_first"
     if call.method in ("map", "interleave", "flat_map") and _may_be_cached(stage.cut):
         yield "cache"
 
 
 def _are_names(spec: Any) -> bool:
-    return isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape.rank == 0
+    if not isinstance(spec, tf.TensorSpec):
+        return False
+    return bool(spec.dtype == tf.string and spec.shape.rank == 0)
 
 
 def _may_be_cached(dataset: Any) -> bool:
@@ -839,7 +883,7 @@ _READ_ERRORS = (tf.errors.OpError, TypeError, ValueError)
 """What reading an input raises, when it is traced or when it runs. `check` raises other ones."""
 
 
-def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset, check: Callable[[], None]) -> Reading:
+def _open_changed(change: Change, build: Build, dataset: tf.data.Dataset, check: Callable[[], None]) -> Reading:
     """Return the input with a change.
 
     Raises:
@@ -870,13 +914,13 @@ def _warm_up(reading: Reading, change: Change, secs: float) -> None:
     """
     try:
         if change.kind == "cache":
-            _fill(reading, change.num_filling)
+            _fill_cache(reading, change.num_filling)
         reading.read(secs)
     except _READ_ERRORS as error:
         raise _InputError(error) from error
 
 
-def _fill(reading: Reading, number: int) -> None:
+def _fill_cache(reading: Reading, number: int) -> None:
     """Read `number` elements. Before its cache is full an input is as slow as without, or slower."""
     began = time.monotonic()
     num_read = 0
@@ -892,4 +936,5 @@ def _are_alike(spec: Any, other: Any) -> bool:
         tf.nest.assert_same_structure(spec, other, expand_composites=True)
     except (TypeError, ValueError):
         return False
-    return [leaf.dtype for leaf in tf.nest.flatten(spec)] == [leaf.dtype for leaf in tf.nest.flatten(other)]
+    dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
+    return dtypes == [leaf.dtype for leaf in tf.nest.flatten(other)]

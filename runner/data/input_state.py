@@ -25,10 +25,18 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
     """
     if pipeline.why_no_state is not None:
         return False
+
+    def is_no_repeat(stage: str) -> bool:
+        return not stage.startswith("<_RepeatDataset")
+
+    def is_no_uneven_batch(stage: str) -> bool:
+        return "BatchDataset" not in stage or "shape=(None" not in stage
+
+    # From the end of the pipeline to its source.
     stages = map(repr, datasets.stages(pipeline.given))
-    repeated = itertools.dropwhile(lambda stage: not stage.startswith("<_RepeatDataset"), stages)
-    batched = itertools.dropwhile(lambda stage: not ("BatchDataset" in stage and "shape=(None" in stage), repeated)
-    return not any(stage.startswith("<_ShuffleDataset") for stage in batched)
+    from_repeat_on = itertools.dropwhile(is_no_repeat, stages)
+    from_batch_on = itertools.dropwhile(is_no_uneven_batch, from_repeat_on)
+    return not any(stage.startswith("<_ShuffleDataset") for stage in from_batch_on)
 
 
 _SMALL_BYTES = 1 << 20

@@ -35,6 +35,7 @@ __all__ = ["Input", "InputContext", "InputPipeline", "build_input_pipeline"]
 
 SHARD_CHOICES = ("auto", "files", "examples", "input_fn", "off")
 ARGUMENTS = ("mode", "params", "config", "input_context", "num_epochs")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _BLOCKS = {"train": "input.train", "eval": "input.eval", "infer": "input.predict"}
 
 _LOCKED = (
@@ -92,7 +93,10 @@ class Input:
         if self.shard not in SHARD_CHOICES:
             raise ValueError(f"shard={self.shard!r} of {name_of(self.fn)} is not one of {', '.join(SHARD_CHOICES)}.")
         size = self.batch_size
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        if size is None:
+            return
+        is_int = isinstance(size, int) and not isinstance(size, bool)
+        if not is_int or size < 1:
             raise ValueError(f"batch_size={size!r} of {name_of(self.fn)} must be a positive int or None.")
 
 
@@ -165,7 +169,8 @@ class InputPipeline:
             return RangeIterator(dataset)
         if self.prefetch is not None:
             # TensorFlow requires this to be the last transformation, so `skip` comes before it.
-            dataset = dataset.apply(tf.data.experimental.prefetch_to_device(self.prefetch.device, self.prefetch.number))
+            copy_ahead = tf.data.experimental.prefetch_to_device(self.prefetch.device, self.prefetch.number)
+            dataset = dataset.apply(copy_ahead)
         return iterate(dataset)
 
     @property
@@ -183,7 +188,9 @@ class InputPipeline:
             # Such a state is of use only with the files that were there when it was saved, and TensorFlow 2.21 then
             # leaves their lock file for ever.
             return "its elements are cached in files"
-        return None if self.prefetch is None else "its batches are copied to the device before their steps"
+        if self.prefetch is not None:
+            return "its batches are copied to the device before their steps"
+        return None
 
     @property
     def is_timeable(self) -> bool:
@@ -197,8 +204,9 @@ class InputPipeline:
         False if a batch can depend on that step, for instance through a Python function; if a tf.data service computes
         the batches; or if the workers' data ends at different steps.
         """
-        is_alone = self.service is None and not self.division.ends_together
-        return is_alone and self.is_timeable and not datasets.may_change_meanwhile(self.dataset)
+        if self.service is not None or self.division.ends_together:
+            return False
+        return self.is_timeable and not datasets.may_change_meanwhile(self.dataset)
 
     @property
     def element_spec(self) -> Any:
@@ -206,12 +214,16 @@ class InputPipeline:
         the spec does not depend on the number of workers.
         """
         spec = self.given.element_spec
-        return spec if self.num_pipelines == 1 else any_rows(spec)
+        if self.num_pipelines == 1:
+            return spec
+        return any_rows(spec)
 
     @property
     def num_in_turn(self) -> int:
         """The number of replicas of all processes to which the batches of EVAL and PREDICT are dealt in turn."""
-        return self.division.total if isinstance(self.division, RoundRobin) else 1
+        if isinstance(self.division, RoundRobin):
+            return self.division.total
+        return 1
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
@@ -221,9 +233,11 @@ class InputPipeline:
         The leading dimension is None unless it is static and divides evenly; the other dimensions and the dtypes are
         the dataset's.
         """
-        spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
-        spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
-        return spec[0], (spec[1] if len(spec) > 1 else None)
+        of_element = tf.nest.map_structure(none_spec, self.dataset.element_spec)
+        of_replica = self.division.replica_spec(of_element)
+        spec = part_spec(of_replica, self.num_micro_batches)
+        labels = spec[1] if len(spec) > 1 else None
+        return spec[0], labels
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -239,13 +253,15 @@ class InputPipeline:
                 OPEN.leave_files()
                 error.add_note(_LOCKED)
             texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
-            if comes_from_input(error):
+            is_of_input = comes_from_input(error)
+            if is_of_input:
                 error.add_note(f"while reading the data of {self.name}")
             elif texts and isinstance(error, tf.errors.UnimplementedError):  # a cast of strings to numbers, or the like
                 error.add_note(f"{self.name} returns strings as {', '.join(texts)}")
             else:
                 raise
-            with user_code(None if comes_from_input(error) else self.model_fn):
+            function = None if is_of_input else self.model_fn
+            with user_code(function):
                 raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
@@ -290,17 +306,23 @@ def check_examples(pipeline: InputPipeline, num_steps: int, examples: int, *, ar
     each = f"{examples / num_steps:.1f}".removesuffix(".0")
     if examples > num_steps * size:
         raise ValueError(
-            f"input.train.batch_size={size}, but the batches of {pipeline.name} hold more: {num_steps} "
-            f"{'step' if num_steps == 1 else 'steps'} had {examples} examples, {each} per step. Write "
+            f"input.train.batch_size={size}, but the batches of {pipeline.name} hold more: "
+            f"{counted(num_steps, 'step')} had {examples} examples, {each} per step. Write "
             '.batch(params["batch_size"]), or set batch_size=null to keep these batches.'
         )
-    are_small = examples < size if num_steps == 1 else 2 * examples <= num_steps * size
+    if num_steps == 1:
+        are_small = examples < size
+        first = "the first step had"
+        per_step = ""
+    else:
+        are_small = 2 * examples <= num_steps * size
+        first = f"the first {num_steps} steps had"
+        per_step = " each"
     if are_first and are_small and pipeline.is_chief:
-        first = "the first step had" if num_steps == 1 else f"the first {num_steps} steps had"
         _log.warning(
             "input.train.batch_size=%d, but the batches of %s hold fewer: %s %s examples%s. Unless the data has no "
             'more examples, write .batch(params["batch_size"]), or set batch_size=null to keep these batches.',
-            size, pipeline.name, first, each, "" if num_steps == 1 else " each",
+            size, pipeline.name, first, each, per_step,
         )  # fmt: skip
 
 
@@ -314,7 +336,9 @@ def why_empty(pipeline: InputPipeline, mode: str, collectives: Collectives) -> s
     All workers must call this together, before they raise EmptyInputError.
     """
     num_workers = collectives.num_workers
-    facts = [f"0 over {num_workers} workers"] if num_workers > 1 else []
+    facts = []
+    if num_workers > 1:
+        facts.append(f"0 over {num_workers} workers")
     if pipeline.global_batch_size is not None:
         facts.append(f"{_BLOCKS[mode]}.batch_size={pipeline.global_batch_size}")
     batching = datasets.batching(pipeline.given)
@@ -332,7 +356,9 @@ def why_empty(pipeline: InputPipeline, mode: str, collectives: Collectives) -> s
         elif batching.drops_remainder and total:
             advice = "drop_remainder=True leaves out a batch that is not full: use False, or a smaller batch size."
     collectives.part()
-    known = f" ({', '.join(facts)})" if facts else ""
+    known = ""
+    if facts:
+        known = f" ({', '.join(facts)})"
     return f"{pipeline.name} returned no examples{known}. {advice}"
 
 
@@ -367,7 +393,8 @@ def build_input_pipeline(
     if place.coordinator is not None:
         alike = {"params": params, "config": config, "num_epochs": num_epochs, "as_in_session": as_in_session}
         of_one = functools.partial(build_input_pipeline, mode=mode, **alike)
-        return _of_servers(source, place, of_one, seed=0 if config is None else config.seed)
+        seed = 0 if config is None else config.seed
+        return _build_for_servers(source, place, of_one, seed)
     is_training = mode == "train"
     num_micro_batches = 1
     if is_training and config is not None:
@@ -375,18 +402,23 @@ def build_input_pipeline(
     _check_batch_size(source, mode, place, num_micro_batches)
     call = _InputCall(source, mode, params, config, num_epochs, as_in_session)
     service = source.service if is_training else None
-    sharded = _sharded(call, place, service)
+    sharded = _choose_part(call, place, service)
     given = sharded.dataset
     name = name_of(source.fn)
     # This worker reads its data independently of the others; else all read the same elements in the same order.
     is_own = sharded.shard != "examples" and place.num_workers > 1
+    num_pipelines = 1
+    pipeline_index = 0
+    if is_own:
+        num_pipelines = place.num_workers
+        pipeline_index = place.worker_index
     stream: Stream = NOT_SHARED
     if not is_own and place.collectives.num_workers > 1:
-        stream = _shared(given, name, mode, place)
+        stream = _build_stream(given, name, mode, place)
     if source.first_batch_only:
         # Cached, so that a shuffle does not give another batch in each pass.
         given = given.take(sharded.division.elements_per_step).cache().repeat()
-    dataset, division = _divided(call, sharded, given, place)
+    dataset, division = _divide_steps(call, sharded, given, place)
     pipeline = InputPipeline(
         dataset,
         place.num_replicas,
@@ -400,21 +432,21 @@ def build_input_pipeline(
         name=name,
         seed=getattr(config, "seed", None),
         is_chief=place.worker_index == 0,
-        num_pipelines=place.num_workers if is_own else 1,
-        pipeline_index=place.worker_index if is_own else 0,
+        num_pipelines=num_pipelines,
+        pipeline_index=pipeline_index,
         service=service,
         input=input,
         stream=stream,
     )
     if isinstance(division, RoundRobin):
-        pipeline = _dealt(pipeline, division, mode, place, num_batches)
+        pipeline = _deal_batches(pipeline, division, mode, place, num_batches)
     if not is_training:
         return pipeline
-    prefetch = _device_prefetch(source.prefetch_to_device, place, config)
+    prefetch = _choose_prefetch(source.prefetch_to_device, place, config)
     return dataclasses.replace(pipeline, prefetch=prefetch)
 
 
-def _sharded(call: _InputCall, place: WorkerPlace, service: DataService | None) -> ShardedInput:
+def _choose_part(call: _InputCall, place: WorkerPlace, service: DataService | None) -> ShardedInput:
     """Return this worker's part of the data.
 
     Args:
@@ -438,7 +470,7 @@ def _sharded(call: _InputCall, place: WorkerPlace, service: DataService | None) 
     return sharded
 
 
-def _divided(
+def _divide_steps(
     call: _InputCall, sharded: ShardedInput, given: tf.data.Dataset, place: WorkerPlace
 ) -> tuple[tf.data.Dataset, Division]:
     """Return the dataset that this worker reads of `given`, the dataset of `sharded` or its first batch forever, and
@@ -463,7 +495,7 @@ def _divided(
     return given.with_options(options), sharded.division
 
 
-def _dealt(
+def _deal_batches(
     pipeline: InputPipeline, division: RoundRobin, mode: str, place: WorkerPlace, num_batches: float
 ) -> InputPipeline:
     """Return a pipeline whose replicas get whole batches in turn, with those of this process only.
@@ -487,7 +519,8 @@ def _dealt(
         # Before `own`: this counts the batches of the whole input. Not if `max_steps` is enough: a session hook may
         # take batches that are no steps.
         if division.elements_per_step > 1:
-            dataset = dataset.take(num_own if is_own else num_of_all)
+            num_taken = num_own if is_own else num_of_all
+            dataset = dataset.take(num_taken)
     if not is_own:
         dataset = division.own(dataset, pipeline.stream)
     if mode == "infer" and datasets.may_change_meanwhile(dataset):
@@ -498,7 +531,7 @@ def _dealt(
     return dataclasses.replace(pipeline, dataset=dataset, division=division, max_steps=max_steps)
 
 
-def _shared(dataset: tf.data.Dataset, name: str, mode: str, place: WorkerPlace) -> SharedStream:
+def _build_stream(dataset: tf.data.Dataset, name: str, mode: str, place: WorkerPlace) -> SharedStream:
     """Return the stream of a dataset whose examples the workers divide.
 
     Args:
@@ -520,7 +553,9 @@ def _shared(dataset: tf.data.Dataset, name: str, mode: str, place: WorkerPlace) 
     return SharedStream(dataset.element_spec, name, block, place.collectives, why, draws)
 
 
-def _of_servers(source: Input, place: WorkerPlace, of_one: Callable[..., InputPipeline], seed: int) -> InputPipeline:
+def _build_for_servers(
+    source: Input, place: WorkerPlace, of_one: Callable[..., InputPipeline], seed: int
+) -> InputPipeline:
     """Return the training input of a parameter server cluster, whose workers read it. One batch is always one update.
 
     Each worker reads its own copy of the dataset, or, with `shard` files or input_fn, its own part of the data.
@@ -531,7 +566,8 @@ def _of_servers(source: Input, place: WorkerPlace, of_one: Callable[..., InputPi
       of_one: builds the pipeline of one worker from an Input and the worker's place.
       seed: the seed with which each call of the function begins.
     """
-    num_parts = place.num_workers if source.shard in ("files", "input_fn") else 1
+    are_divided = source.shard in ("files", "input_fn")
+    num_parts = place.num_workers if are_divided else 1
     if source.batch_size is not None:
         # Workers that step together share a global batch. These do not: a part has batches of the whole size.
         source = dataclasses.replace(source, batch_size=source.batch_size * num_parts)
@@ -544,7 +580,7 @@ def _of_servers(source: Input, place: WorkerPlace, of_one: Callable[..., InputPi
     return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
 
-def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:
+def _choose_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:
     """Return the prefetch to the device of the only replica if that is a GPU, else None.
 
     Args:
@@ -574,22 +610,29 @@ def step_devices(strategy: tf.distribute.Strategy | None) -> list[str]:
     if strategy is not None:
         return list(map(str, strategy.extended.worker_devices))
     gpus = tf.config.list_logical_devices("GPU")
-    return [str(gpus[0].name if gpus else "/device:CPU:0")]
+    if gpus:
+        return [str(gpus[0].name)]
+    return ["/device:CPU:0"]
 
 
-def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
+def _repeat_passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
     """Return a dataset of `num_epochs` passes over `dataset`, the result of `fn`. If `num_epochs` is None, or an
     argument of `fn`, return `dataset` unchanged.
     """
-    if num_epochs is None or int(dataset.cardinality()) == 0:  # repeating an empty dataset leaves it empty
+    if num_epochs is None:
         return dataset
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+    cardinality = int(dataset.cardinality())
+    if cardinality == 0:  # repeating an empty dataset leaves it empty
+        return dataset
+    if cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             f"train.max_epochs={num_epochs}: {name_of(fn)} returns an infinite dataset, whose passes cannot be "
             "counted. Remove .repeat(); or add an argument num_epochs to the function and end after that many passes; "
             "or set train.max_steps and train.max_epochs=null."
         )
-    return dataset if "num_epochs" in _declared(fn) else dataset.repeat(num_epochs)
+    if "num_epochs" in _list_declared(fn):
+        return dataset
+    return dataset.repeat(num_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -617,9 +660,9 @@ class _InputCall:
         source = self.source
         name = name_of(source.fn)
         is_training = self.mode == "train"
-        result = self._result(plan)
+        result = self._call_function(plan)
         dataset = as_dataset(result, name, endless=is_training or self.as_in_session)
-        dataset = _passes(dataset, source.fn, self.num_epochs)
+        dataset = _repeat_passes(dataset, source.fn, self.num_epochs)
         if source.options is not None:
             dataset = dataset.with_options(source.options)
         if source.batch_size is not None:
@@ -630,7 +673,7 @@ class _InputCall:
             check_batches(dataset.element_spec, name, setting, expected, is_dataset=is_dataset)
         return dataset
 
-    def _result(self, plan: Plan) -> Any:
+    def _call_function(self, plan: Plan) -> Any:
         """Call the function with those of ARGUMENTS that it declares."""
         source = self.source
         offered = {
@@ -641,7 +684,7 @@ class _InputCall:
         }
         if self.num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else the function's own default
             offered["num_epochs"] = self.num_epochs
-        declared = _declared(source.fn)
+        declared = _list_declared(source.fn)
         arguments = {name: offered[name] for name in declared if name in offered}
         name = name_of(source.fn)
         try:
@@ -675,10 +718,13 @@ class _InputCall:
 
 
 def _must_be_given(fn: Callable[..., Any], name: str) -> bool:
-    return name in _declared(fn) and inspect.signature(fn).parameters[name].default is inspect.Parameter.empty
+    if name not in _list_declared(fn):
+        return False
+    parameter = inspect.signature(fn).parameters[name]
+    return parameter.default is inspect.Parameter.empty
 
 
-def _declared(fn: Callable[..., Any]) -> list[str]:
+def _list_declared(fn: Callable[..., Any]) -> list[str]:
     """Return those of ARGUMENTS that `fn` takes by name and that no functools.partial has bound."""
     try:
         parameters = inspect.signature(fn).parameters
@@ -686,30 +732,41 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
         return []
     bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
     free = [parameter for name, parameter in parameters.items() if name not in bound]
-    by_name = {one.name for one in free if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in free)
-    required = [
-        one.name
-        for one in free
-        if one.default is one.empty
-        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        and one.name not in by_name.intersection(ARGUMENTS)
-    ]
+    by_name = {parameter.name for parameter in free if parameter.kind in _BY_NAME}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in free)
+    required = [parameter.name for parameter in free if _lacks_an_argument(parameter)]
     if required:
         raise ValueError(
             f"{name_of(fn)} requires {', '.join(map(repr, required))}, which the runner does not pass. It passes, by "
             f"name: {', '.join(ARGUMENTS)}. Bind other arguments with functools.partial, or use params."
         )
-    # **kwargs does not promise to end after num_epochs passes: only a declared argument does.
-    return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound and name != "num_epochs")]
+    declared = []
+    for name in ARGUMENTS:
+        # **kwargs does not promise to end after num_epochs passes: only a declared argument does.
+        is_among_others = takes_all and name not in bound and name != "num_epochs"
+        if name in by_name or is_among_others:
+            declared.append(name)
+    return declared
+
+
+def _lacks_an_argument(parameter: inspect.Parameter) -> bool:
+    """Report whether a function cannot be called without an argument that is none of ARGUMENTS."""
+    is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    if is_variadic or parameter.default is not parameter.empty:
+        return False
+    is_passed = parameter.kind in _BY_NAME and parameter.name in ARGUMENTS
+    return not is_passed
 
 
 def _check_batch_size(source: Input, mode: str, place: WorkerPlace, num_micro_batches: int) -> None:
-    size, total = source.batch_size, place.total * num_micro_batches
+    size = source.batch_size
+    total = place.total * num_micro_batches
     if mode != "train" or size is None or size % total == 0:
         return
     below = size // total * total
-    use = f"{below} or {below + total}" if below else f"{total}"
+    use = f"{total}"
+    if below:
+        use = f"{below} or {below + total}"
     over = str(place)
     if num_micro_batches > 1:
         over += f" with {num_micro_batches} micro-batches each (train.gradient_accumulation)"

@@ -41,8 +41,10 @@ class PsDataset:
     def cardinality(self) -> tf.Tensor:
         """Return the number of elements including skipped ones, or a negative constant of tf.data: an int64 scalar."""
         found = [int(dataset.cardinality()) for dataset in self.datasets]
-        special = min(found)  # tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY
-        return tf.constant(special if special < 0 else sum(found), tf.int64)
+        number = min(found)  # negative: tf.data's INFINITE_CARDINALITY or UNKNOWN_CARDINALITY
+        if number >= 0:
+            number = sum(found)
+        return tf.constant(number, tf.int64)
 
     def skip(self, count: int) -> PsDataset:
         """Return the same data without its first `count` elements. If each worker reads its own data, each skips an
@@ -56,11 +58,14 @@ class PsDataset:
         Args:
           graph: string `[pieces]`, the result of `_graph_of`.
         """
-        opening = tf.strings.as_string(tf.cast(tf.timestamp() * 1e6, tf.int64), width=len(_OPENING), fill="0")
+        microsecs = tf.cast(tf.timestamp() * 1e6, tf.int64)
+        opening = tf.strings.as_string(microsecs, width=len(_OPENING), fill="0")
         named = graph[0] + tf.strings.reduce_join(opening + graph[1:])
         variant = tf.raw_ops.DatasetFromGraph(graph_def=named)
         dataset = tf.data.experimental.from_variant(variant, self.element_spec)
-        return dataset.skip(self.skipped // len(self.datasets)) if self.skipped else dataset
+        if not self.skipped:
+            return dataset
+        return dataset.skip(self.skipped // len(self.datasets))
 
 
 class RangeIterator:
@@ -80,16 +85,16 @@ class RangeIterator:
         self.ended: set[int] = set()
         self.end = 0
         self._position = 0
-        self.reason, self._graphs = _why_here(dataset)
+        self.reason, self._graphs = _why_read_here(dataset)
         self.workers: Any = None
         self._here: Iterator[Any] = iter(())
         if self.reason is None:
-            self.workers = iter(dataset.coordinator.create_per_worker_dataset(self._numbered))
+            self.workers = iter(dataset.coordinator.create_per_worker_dataset(self._build_numbered))
         else:
-            self._here = itertools.chain.from_iterable(one.skip(dataset.skipped) for one in dataset.datasets)
+            self._here = itertools.chain.from_iterable(part.skip(dataset.skipped) for part in dataset.datasets)
 
     @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.9 s and find nothing to convert
-    def _numbered(self) -> tf.data.Dataset:
+    def _build_numbered(self) -> tf.data.Dataset:
         """Return the dataset that one worker reads; it is traced once for all workers."""
         graph = self._graphs[0]
         if self.dataset.is_divided:
@@ -99,9 +104,10 @@ class RangeIterator:
 
     def take(self, count: int, each: int) -> list[tuple[int, int]]:
         """Hand out the next `count` elements and return them as ranges (first, count) of at most `each` elements."""
-        ends = [*range(self._position, self._position + count, each), self._position + count]
+        first = self._position
         self._position += count
-        return [(first, end - first) for first, end in itertools.pairwise(ends)]
+        bounds = [*range(first, self._position, each), self._position]
+        return [(start, end - start) for start, end in itertools.pairwise(bounds)]
 
     def elements(self, count: int) -> tuple[int, list[Any]]:
         """Read the next `count` elements, or as many as are left, in this process.
@@ -109,7 +115,8 @@ class RangeIterator:
         Returns:
           (number of the first element, list of the elements).
         """
-        first, found = self._position, list(itertools.islice(self._here, count))
+        first = self._position
+        found = list(itertools.islice(self._here, count))
         self._position += len(found)
         return first, found
 
@@ -120,21 +127,27 @@ class RangeIterator:
         return list(self.dataset.from_graph(self._graphs[0]).skip(first).take(count))
 
 
-def _why_here(data: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
+def _why_read_here(data: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
     """Return (the reason why workers cannot read the data themselves, []), or (None, the datasets as graphs)."""
     try:
-        definitions = [_definition(dataset) for dataset in data.datasets]
+        definitions = [_graph_def_of(dataset) for dataset in data.datasets]
     except tf.errors.OpError as error:
         return error.message.partition("\n")[0], []
     for definition in definitions:
-        nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-        python = next((node.op for node in nodes if node.op in _PYTHON), None)
-        if python is not None:
-            return f"it runs Python code ({python})", []
+        for node in _nodes_of(definition):
+            if node.op in _PYTHON:
+                return f"it runs Python code ({node.op})", []
     return None, [_graph_of(definition) for definition in definitions]
 
 
-def _definition(dataset: tf.data.Dataset) -> Any:
+def _nodes_of(definition: Any) -> Iterator[Any]:
+    """Yield the nodes of a GraphDef and of its functions."""
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def
+
+
+def _graph_def_of(dataset: tf.data.Dataset) -> Any:
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE.value  # random elements may differ between workers
     variant = tf.data.experimental.to_variant(dataset)
     graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignore)
@@ -150,6 +163,8 @@ def _graph_of(definition: Any) -> tf.Tensor:
     then read another order than the others.
     """
     for node in definition.node:
-        for handle in node.attr["value"].tensor.resource_handle_val if "value" in node.attr else ():
+        if "value" not in node.attr:  # to ask for one that is missing adds it
+            continue
+        for handle in node.attr["value"].tensor.resource_handle_val:
             handle.name += f"/{_OPENING}"
     return tf.constant(definition.SerializeToString().split(_OPENING.encode()))

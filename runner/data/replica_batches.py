@@ -96,13 +96,13 @@ class SplitRows(Division):
         if static is not None and static % self.total == 0:
             size = static // self.total
             count = tf.constant(size, tf.int64)
-            starts = [(self.first + i) * size for i in range(self.num_replicas)]
-            batches = [_replica_batch(_map_leaves(lambda x, s=s: x[s : s + size], element), count) for s in starts]
-        else:
-            batches = [
-                _replica_batch(_map_leaves(lambda x, s=start, e=end: _slice(x, s, e), element), count)
-                for start, end, count in self._bounds(rows)
-            ]
+            starts = [(self.first + replica) * size for replica in range(self.num_replicas)]
+            parts = [_aligned_rows(element, start, start + size) for start in starts]
+            return tuple(_replica_batch(part, count) for part in parts), rows
+        batches = []
+        for start, end, count in self._bounds(rows):
+            part = _rows_between(element, start, end)
+            batches.append(_replica_batch(part, count))
         return tuple(batches), rows
 
     def _bounds(self, rows: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
@@ -150,7 +150,7 @@ class RoundRobin(Division):
             else:
                 every.append(_next_or_placeholder(iterator.get_next_as_optional(), element))
         first = self.first if self.reads_all else 0
-        return tuple(every[first : first + self.num_replicas]), _total(every)
+        return tuple(every[first : first + self.num_replicas]), _sum_counts(every)
 
     @property
     def elements_per_step(self) -> int:
@@ -173,7 +173,8 @@ class RoundRobin(Division):
         """
         if self.reads_all or self.num_replicas == self.total:
             return dataset
-        plain, last = tf.autograph.experimental.do_not_convert, self.first + self.num_replicas
+        plain = tf.autograph.experimental.do_not_convert
+        last = self.first + self.num_replicas
 
         def is_own(number: tf.Tensor, *_: Any) -> tf.Tensor:
             return (number % self.total >= self.first) & (number % self.total < last)
@@ -206,21 +207,25 @@ class PerWorker(Division):
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
         """Give `element` to the first replica and read one more element from `iterator` for each other replica."""
-        elements = [element, *(next(iterator) for _ in range(1, self.num_replicas))]
-        batches = tuple(self._marked_batch(one) for one in elements)
+        others = [next(iterator) for _ in range(1, self.num_replicas)]
+        batches = tuple(self._read_mark(read) for read in (element, *others))
         if self.full_count is not None:
             return batches, tf.constant(self.full_count, tf.int64)
-        return batches, self.sum_over_workers(_total(batches))
+        return batches, self.sum_over_workers(_sum_counts(batches))
 
-    def _marked_batch(self, element: tuple[Any, ...]) -> ReplicaBatch:
+    def _read_mark(self, element: tuple[Any, ...]) -> ReplicaBatch:
+        """Return an element as a batch, which counts nothing if the element's mark says that it is a placeholder."""
         if not self.ends_together:
             return _replica_batch(element)
         *parts, is_real = element
-        return _replica_batch(tuple(parts), num_rows(parts) * tf.cast(is_real, tf.int64))
+        count = num_rows(parts) * tf.cast(is_real, tf.int64)
+        return _replica_batch(tuple(parts), count)
 
     def replica_spec(self, element_spec: Any) -> Any:
         """Return `element_spec` without the last part of a marked element, which says whether it is real."""
-        return element_spec[:-1] if self.ends_together else element_spec
+        if self.ends_together:
+            return element_spec[:-1]
+        return element_spec
 
     @property
     def elements_per_step(self) -> int:
@@ -236,7 +241,10 @@ def any_rows(element_spec: Any) -> Any:
     """Return `element_spec` with None as the leading dimension of each spec; scalars are unchanged."""
 
     def without(spec: Any) -> Any:
-        return spec if not spec.shape.rank else _with_shape(spec, tf.TensorShape([None]).concatenate(spec.shape[1:]))
+        if not spec.shape.rank:
+            return spec
+        shape = tf.TensorShape([None]).concatenate(spec.shape[1:])
+        return _with_shape(spec, shape)
 
     return _map_leaves(without, tf.nest.map_structure(none_spec, element_spec))
 
@@ -262,13 +270,16 @@ def micro_batch_of(batch: ReplicaBatch, index: tf.Tensor, num_micro_batches: int
             part.set_shape(part_shape(leaf.shape, num_micro_batches))
         return part
 
-    features, labels = _map_leaves(sliced, batch.features), _map_leaves(sliced, batch.labels)
+    features = _map_leaves(sliced, batch.features)
+    labels = _map_leaves(sliced, batch.labels)
     return ReplicaBatch(features, labels, count)
 
 
 def micro_batch_counts(batch: ReplicaBatch, num_micro_batches: int) -> tf.Tensor:
     """Return the numbers of examples of all micro-batches, int64 `[num_micro_batches]`."""
-    return _even_parts(batch.count, tf.range(num_micro_batches, dtype=tf.int64), num_micro_batches)[2]
+    indices = tf.range(num_micro_batches, dtype=tf.int64)
+    _, _, counts = _even_parts(batch.count, indices, num_micro_batches)
+    return counts
 
 
 def _even_parts(rows: tf.Tensor, index: tf.Tensor, num_parts: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -297,7 +308,10 @@ def part_shape(shape: tf.TensorShape, num_parts: int) -> tf.TensorShape:
     if shape.rank in (None, 0):
         return shape
     rows = shape[0]
-    return tf.TensorShape([rows // num_parts if rows is not None and rows % num_parts == 0 else None]) + shape[1:]
+    rows_of_part = None
+    if rows is not None and rows % num_parts == 0:
+        rows_of_part = rows // num_parts
+    return tf.TensorShape([rows_of_part]) + shape[1:]
 
 
 def num_rows(element: Any) -> tf.Tensor:
@@ -315,38 +329,64 @@ def num_rows(element: Any) -> tf.Tensor:
         return tf.cast(leaf.nrows(), tf.int64)
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
-    rows = tf.shape(leaf, out_type=tf.int64)
-    return rows[0] if leaf.shape.rank is not None else tf.concat([rows, [1]], 0)[0]  # it may be a scalar
+    shape = tf.shape(leaf, out_type=tf.int64)
+    if leaf.shape.rank is None:  # it may be a scalar
+        shape = tf.concat([shape, [1]], 0)
+    return shape[0]
 
 
-def _total(batches: Sequence[ReplicaBatch]) -> tf.Tensor:
-    return tf.add_n([batch.count for batch in batches]) if len(batches) > 1 else batches[0].count
+def _sum_counts(batches: Sequence[ReplicaBatch]) -> tf.Tensor:
+    if len(batches) == 1:
+        return batches[0].count
+    return tf.add_n([batch.count for batch in batches])
 
 
 def _replica_batch(element: tuple[Any, ...], count: tf.Tensor | None = None) -> ReplicaBatch:
     """Return an element as a replica's batch with `count` real examples; None: all its rows are real."""
-    return ReplicaBatch(
-        element[0], element[1] if len(element) > 1 else None, num_rows(element) if count is None else count
-    )
+    features = element[0]
+    labels = element[1] if len(element) > 1 else None
+    if count is None:
+        count = num_rows(element)
+    return ReplicaBatch(features, labels, count)
 
 
 def _next_or_placeholder(optional: Any, element: tuple[Any, ...]) -> ReplicaBatch:
-    def real() -> tuple[Any, tf.Tensor]:
-        pulled = optional.get_value()
-        return pulled, num_rows(pulled)
+    """Return the next element as a batch, or `element` with count 0 if there is none."""
 
-    pulled, count = tf.cond(optional.has_value(), real, lambda: (element, tf.constant(0, tf.int64)))
-    return _replica_batch(pulled, count)
+    def read() -> tuple[Any, tf.Tensor]:
+        following = optional.get_value()
+        return following, num_rows(following)
+
+    def stand_in() -> tuple[Any, tf.Tensor]:
+        return element, tf.constant(0, tf.int64)
+
+    either, count = tf.cond(optional.has_value(), read, stand_in)
+    return _replica_batch(either, count)
 
 
 def _static_rows(element: Any) -> int | None:
     """Return the static leading dimension of all dense tensors; None if one has none, or is sparse or ragged."""
-    rows = {
-        leaf.shape[0] if isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank else None
-        for leaf in tf.nest.flatten(element)
-        if leaf is not None
-    }
-    return rows.pop() if len(rows) == 1 else None
+    sizes = set()
+    for leaf in tf.nest.flatten(element):
+        if leaf is None:
+            continue
+        if isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank:
+            sizes.add(leaf.shape[0])
+        else:
+            sizes.add(None)
+    if len(sizes) != 1:
+        return None
+    return sizes.pop()
+
+
+def _aligned_rows(element: Any, start: int, end: int) -> Any:
+    """Return rows `start` to `end` of each tensor of a batch."""
+    return _map_leaves(lambda leaf: leaf[start:end], element)
+
+
+def _rows_between(element: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
+    """Return rows `start` to `end` of each tensor of a batch; both bounds are int64 `[1]`."""
+    return _map_leaves(lambda leaf: _slice(leaf, start, end), element)
 
 
 def _slice(leaf: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
@@ -356,7 +396,9 @@ def _slice(leaf: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
     if not isinstance(leaf, tf.SparseTensor):
         return tf.strided_slice(leaf, start, end)
     rest = leaf.dense_shape[1:]
-    return tf.sparse.slice(leaf, tf.concat([start, tf.zeros_like(rest)], 0), tf.concat([end - start, rest], 0))
+    begin = tf.concat([start, tf.zeros_like(rest)], 0)
+    size = tf.concat([end - start, rest], 0)
+    return tf.sparse.slice(leaf, begin, size)
 
 
 def _with_shape(spec: Any, shape: tf.TensorShape) -> Any:

@@ -143,27 +143,26 @@ def choose(
     # For "auto", call the function as if there were one pipeline: most functions ignore their index, and need no second
     # call.
     first = "examples" if shard == "auto" else shard
-    plan, undivided = _plan(first, batch_size, place, training), _plan("off", batch_size, place, training)
+    plan = _make_plan(first, batch_size, place, training)
+    undivided = _make_plan("off", batch_size, place, training)
     dataset = build(plan)
     if place.num_workers == 1 or shard in ("examples", "off"):
-        reason = "one worker reads all of it" if shard == "auto" else f"shard={shard}"
-        if shard == "off" and place.num_workers > 1:
-            reason = (
-                "shard=off: every worker reads all of the data. In training, a shuffle by run.seed or shuffle_seed has "
-                "a different order on each worker; without a shuffle all workers train on the same examples"
-            )
+        reason = _why_each_reads_all(shard, place)
         return ShardedInput(first, reason, plan.division, dataset, lambda: dataset)
     if shard != "auto" and plan.context.was_sharded:
         return ShardedInput(shard, f"shard={shard}", plan.division, dataset, lambda: build(undivided))
     if shard == "input_fn":
         return None
-    files, reason_files = _files(dataset, place)
-    way = "input_fn" if plan.context.was_sharded else "files" if files else "examples"
-    counts = place.collectives.sum([way == one for one in _WAYS])
-    way = next(one for one, count in zip(_WAYS, counts, strict=True) if count)
+    has_files, reason_files = _has_files_for_all(dataset, place)
+    way = "examples"
+    if plan.context.was_sharded:
+        way = "input_fn"
+    elif has_files:
+        way = "files"
+    way = _agree_on_way(way, place)
     if way == "input_fn":
         # The function reads its index, so call it again with the true one; the dataset for one pipeline is dropped.
-        plan = _plan("input_fn", batch_size, place, training)
+        plan = _make_plan("input_fn", batch_size, place, training)
         reason = "input_fn divides its data by input_context"
         return ShardedInput("input_fn", reason, plan.division, build(plan), lambda: build(undivided))
     if way == "files":  # each worker reads its own files, which the runner chooses
@@ -178,9 +177,28 @@ def choose(
             reason_files,
         )
         reason = f"shard=files, and {reason_files}"
-        plan = _plan("examples", batch_size, place, training)
+        plan = _make_plan("examples", batch_size, place, training)
         dataset = build(plan)
     return ShardedInput("examples", reason, plan.division, dataset, lambda: dataset)
+
+
+def _why_each_reads_all(shard: str, place: WorkerPlace) -> str:
+    """Return the reason for the log where each worker, or the only one, reads all of the data."""
+    if shard == "auto":
+        return "one worker reads all of it"
+    if shard == "off" and place.num_workers > 1:
+        return (
+            "shard=off: every worker reads all of the data. In training, a shuffle by run.seed or shuffle_seed has "
+            "a different order on each worker; without a shuffle all workers train on the same examples"
+        )
+    return f"shard={shard}"
+
+
+def _agree_on_way(own: str, place: WorkerPlace) -> str:
+    """Return the first in _WAYS that a worker has chosen. All workers call this together."""
+    counts = place.collectives.sum([way == own for way in _WAYS])
+    chosen = (way for way, count in zip(_WAYS, counts, strict=True) if count)
+    return next(chosen)
 
 
 def of_service(service: DataService, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput:
@@ -192,7 +210,8 @@ def of_service(service: DataService, batch_size: int | None, place: WorkerPlace,
       place: as in `choose`.
       build: as in `choose`.
     """
-    plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place, True)
+    shard = "examples" if place.num_workers == 1 else "off"
+    plan = _make_plan(shard, batch_size, place, True)
     whole = build(plan)
     dataset = distribute(service, whole, place.collectives)
     return ShardedInput("service", f"{service.address} computes the batches", plan.division, dataset, lambda: whole)
@@ -216,17 +235,21 @@ def train_division(
     """
     is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
     rows = full_rows(dataset.element_spec)
-    ends, differs, count = place.collectives.sum([not is_endless, rows is None, (rows or 0) * place.num_replicas])
-    full_count = None if ends or differs else int(count)
+    count_here = (rows or 0) * place.num_replicas
+    ends, differs, count = place.collectives.sum([not is_endless, rows is None, count_here])
+    full_count = None
+    if not ends and not differs:
+        full_count = int(count)
     division = PerWorker(place.num_replicas, place.collectives.sum_in_graph, full_count, ends_together=ends > 0)
     if not ends:
         return dataset, division
     # Reading `dataset` of a service for its first element would start a second pass over the data.
     of_own = sharded.whole() if sharded.shard == "service" else dataset
-    return _marked(dataset, of_own.take(1).concatenate(sharded.whole().take(1))), division
+    first = of_own.take(1).concatenate(sharded.whole().take(1))
+    return _mark_end(dataset, first), division
 
 
-def _marked(own: tf.data.Dataset, first: tf.data.Dataset) -> tf.data.Dataset:
+def _mark_end(own: tf.data.Dataset, first: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset of the elements of `own` with True, followed by a placeholder element with False forever.
 
     Args:
@@ -236,28 +259,31 @@ def _marked(own: tf.data.Dataset, first: tf.data.Dataset) -> tf.data.Dataset:
     """
     # The iterator never ends, so its state can be saved and restored like that of any other input.
     placeholder = first.take(1).cache().repeat()
-    return own.map(_saying(True)).concatenate(placeholder.map(_saying(False)))
+    return own.map(_append(True)).concatenate(placeholder.map(_append(False)))
 
 
-def _saying(is_real: bool) -> Callable[..., tuple[Any, ...]]:
+def _append(is_real: bool) -> Callable[..., tuple[Any, ...]]:
     return tf.autograph.experimental.do_not_convert(lambda *element: (*element, is_real))
 
 
-def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
+def _has_files_for_all(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
     """Return (whether each worker can read its own files, the reason)."""
     count = cluster.num_files(dataset)
     if not count:
         return False, "the data is not file-based"
-    return count >= place.num_workers, f"the data has {counted(count, 'file')} for {place.num_workers} workers"
+    reason = f"the data has {counted(count, 'file')} for {place.num_workers} workers"
+    return count >= place.num_workers, reason
 
 
-def _plan(shard: str, batch_size: int | None, place: WorkerPlace, training: bool) -> Plan:
+def _make_plan(shard: str, batch_size: int | None, place: WorkerPlace, training: bool) -> Plan:
     # Outside of training a batch goes whole to one replica, whatever the number of replicas: no number of an evaluation
     # depends on how rows were divided, and no replica has a stand-in for rows that it did not get.
     dealt = RoundRobin(place.first, place.num_replicas, place.total, reads_all=False)
-    if shard in ("files", "input_fn") or (shard == "off" and place.num_workers > 1):
-        is_told = shard != "off"
-        context = InputContext(place.num_workers if is_told else 1, place.worker_index if is_told else 0, place.total)
+    reads_own = shard in ("files", "input_fn")
+    if reads_own or (shard == "off" and place.num_workers > 1):
+        context = InputContext(1, 0, place.total)
+        if reads_own:
+            context = InputContext(place.num_workers, place.worker_index, place.total)
         if not training:
             return Plan(context, batch_size, dealt)
         per_replica = None if batch_size is None else batch_size // place.total
@@ -265,7 +291,10 @@ def _plan(shard: str, batch_size: int | None, place: WorkerPlace, training: bool
     # Tell the function that there is one pipeline, which reads all of the data. With a batch_size, it returns global
     # batches, so tell it of one replica. Without, it returns a batch per replica and may divide a global size of its
     # own by the number of replicas, so tell it of all.
-    context = InputContext(1, 0, 1 if batch_size else place.total)
+    num_replicas = 1 if batch_size else place.total
+    context = InputContext(1, 0, num_replicas)
+    if not training:
+        return Plan(context, batch_size, dealt)
     kind = RoundRobin if batch_size is None else SplitRows
-    division = kind(place.first, place.num_replicas, place.total) if training else dealt
+    division = kind(place.first, place.num_replicas, place.total)
     return Plan(context, batch_size, division)

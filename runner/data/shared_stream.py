@@ -89,7 +89,8 @@ class SharedStream(Stream):
         self._why_not_repeatable = why_not_repeatable
         self._draws = draws
         names = {id(spec): where for where, spec in tensors(element_spec)}
-        self._specs = [(names[id(spec)], spec) for spec in tf.nest.flatten(element_spec) if _is_hashed(spec)]
+        hashed = filter(_is_hashed, tf.nest.flatten(element_spec))
+        self._specs = [(names[id(spec)], spec) for spec in hashed]
         self._has_warned = False
         self._is_checked = False
         with tf.init_scope(), tf.device("CPU:0"):
@@ -102,7 +103,8 @@ class SharedStream(Stream):
 
         def assign() -> None:
             with tf.device("CPU:0"):
-                digests = list(map(_digest, filter(_is_hashed, tf.nest.flatten(element))))
+                hashed = filter(_is_hashed, tf.nest.flatten(element))
+                digests = [_digest(value) for value in hashed]
                 self._noted.assign(tf.stack(digests), read_value=False)
 
         tf.cond(when, assign, lambda: None)
@@ -113,13 +115,15 @@ class SharedStream(Stream):
 
     def check(self) -> None:
         self._is_checked = True
-        of_workers = list(map(json.loads, self._collectives.differing_texts(json.dumps(self._components()))))
+        own = json.dumps(self._list_components())
+        of_workers = [json.loads(text) for text in self._collectives.differing_texts(own)]
         for worker, of_worker in enumerate(of_workers):
             self._compare(worker, of_workers[0], of_worker)
 
-    def _components(self) -> list[Component]:
+    def _list_components(self) -> list[Component]:
         found = []
-        for (where, spec), (digest, differs) in zip(self._specs, self._noted.numpy().tolist(), strict=True):
+        noted = self._noted.numpy().tolist()
+        for (where, spec), (digest, differs) in zip(self._specs, noted, strict=True):
             tells = bool(differs) and (spec.dtype.is_integer or spec.dtype == tf.string)
             found.append(Component(where, digest, tells))
         return found
@@ -145,7 +149,8 @@ class SharedStream(Stream):
             return
         listed = ", ".join(differing)
         why = ""
-        if reason := self._why_not_repeatable():
+        reason = self._why_not_repeatable()
+        if reason:
             why = f" ({reason})"
         if self._draws():
             # Nothing says in which order the examples come. Their values differ by what is drawn, at least.
@@ -198,4 +203,5 @@ def _as_integers(values: tf.Tensor) -> tf.Tensor:
 
 def _factors(number: tf.Tensor) -> tf.Tensor:
     """Return int64 `[number]`, odd numbers that are all different."""
-    return (2 * tf.range(number, dtype=tf.int64) + 1) * tf.constant(_FACTOR, tf.int64)
+    odd = 2 * tf.range(number, dtype=tf.int64) + 1
+    return odd * tf.constant(_FACTOR, tf.int64)

@@ -129,15 +129,15 @@ class TrainInput:
             return cls(pipeline, pipeline.open(), position, was_at_its_end=True)
         elif _is_divided_alike(saved_position, pipeline):
             position.elements = saved_position.elements
-            return cls(pipeline, _continued(pipeline, position, saved_position, checkpoint), position)
+            return cls(pipeline, _open_after(pipeline, position, saved_position, checkpoint), position)
         else:
             _log.warning(
                 "%s was trained on %s, and this run reads %s: the input starts from its beginning and repeats some "
                 "examples of this epoch. Set shard=examples before training to resume at the next example with any "
                 "number of workers.",
-                latest, _parts(saved_position.num_pipelines), _parts(pipeline.num_pipelines),
+                latest, _describe_parts(saved_position.num_pipelines), _describe_parts(pipeline.num_pipelines),
             )  # fmt: skip
-        _count_anew(position, saved_position, latest, says=pipeline.is_chief)
+        _add_earlier_passes(position, saved_position, latest, says=pipeline.is_chief)
         return cls(pipeline, pipeline.open(), position)
 
     @property
@@ -170,12 +170,16 @@ class TrainInput:
         Raises:
           ValueError: as in `check_examples`.
         """
-        position, num_batches = self.position, num_steps + repeated_steps
+        position = self.position
+        num_batches = num_steps + repeated_steps
         check_examples(self.pipeline, num_batches, examples, are_first=position.elements == 0)
         read = position.elements + num_steps * self.pipeline.division.elements_per_step
-        # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so that
-        # training with a larger max_epochs continues at the right element.
-        position.elements = min(read, position.size) if position.size >= 0 else read
+        is_size_known = position.size >= 0
+        if is_size_known:
+            # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so
+            # that training with a larger max_epochs continues at the right element.
+            read = min(read, position.size)
+        position.elements = read
         self.remaining_steps -= num_steps
         was_at_its_end = data_ended and not num_steps and self._is_resumed
         self._is_resumed = False  # only the first loop of a run tells whether it resumed there
@@ -192,7 +196,7 @@ class TrainInput:
         return dataclasses.asdict(self.position)
 
 
-def _continued(
+def _open_after(
     pipeline: InputPipeline, position: InputPosition, saved: InputPosition, checkpoint: SavedIterators
 ) -> Any:
     """Return an iterator at `position`, and note there how many elements its dataset skips.
@@ -208,7 +212,7 @@ def _continued(
     same_passes = saved.num_epochs == pipeline.num_epochs
     if pipeline.why_no_state is None and same_passes and checkpoint.has_iterator(pipeline.pipeline_index):
         position.skipped = saved.skipped
-        return _restored(pipeline, checkpoint, saved.skipped)
+        return _restore_iterator(pipeline, checkpoint, saved.skipped)
     # Do not open a second iterator to skip: two iterators of a dataset would share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
     say("Reading %d batches again, to continue where %s stopped.", position.elements, checkpoint.path)
@@ -222,7 +226,7 @@ def _continued(
     return pipeline.open(position.elements)
 
 
-def _restored(pipeline: InputPipeline, checkpoint: SavedIterators, skipped: int) -> Any:
+def _restore_iterator(pipeline: InputPipeline, checkpoint: SavedIterators, skipped: int) -> Any:
     """Return an iterator restored from `checkpoint`, whose dataset skips `skipped` elements.
 
     Raises:
@@ -230,7 +234,7 @@ def _restored(pipeline: InputPipeline, checkpoint: SavedIterators, skipped: int)
     """
     errors = []
     # A second iterator over the dataset is harmless here: the restored state includes the shuffles that they share.
-    for alike in _prefetching_alike(pipeline):
+    for alike in _vary_prefetch(pipeline):
         iterator = alike.open(skipped)
         try:
             checkpoint.restore_iterator(pipeline.pipeline_index, iterator)
@@ -240,7 +244,7 @@ def _restored(pipeline: InputPipeline, checkpoint: SavedIterators, skipped: int)
     raise errors[0]
 
 
-def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
+def _vary_prefetch(pipeline: InputPipeline) -> Iterator[InputPipeline]:
     """Yield `pipeline`, then a copy with a prefetch stage at its end, then a copy to which TensorFlow adds none.
 
     TensorFlow 2.21 adds a prefetch stage to a dataset that it may tune (`inject_prefetch`), and the saved state then
@@ -255,29 +259,34 @@ def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
 
 def _is_divided_alike(saved: InputPosition, pipeline: InputPipeline) -> bool:
     """Report whether the processes divide the data as they did when the input was at `saved`."""
-    parts = saved.num_pipelines
-    return parts == pipeline.num_pipelines and (parts == 1 or saved.shard == pipeline.shard)
+    if saved.num_pipelines != pipeline.num_pipelines:
+        return False
+    return pipeline.num_pipelines == 1 or saved.shard == pipeline.shard
 
 
 def _has_more(saved: InputPosition, pipeline: InputPipeline) -> bool:
     """Report whether the number of passes was raised since the input was read to its end."""
-    counted = saved.num_epochs
-    if pipeline.num_epochs is None and counted is not None and pipeline.remaining_steps() == math.inf:
+    was_limited = saved.num_epochs is not None
+    if was_limited and pipeline.num_epochs is None and pipeline.remaining_steps() == math.inf:
         return True  # the input ended because of num_epochs, which is no longer set
-    return (pipeline.num_epochs or 1) > (counted or 1)
+    return (pipeline.num_epochs or 1) > (saved.num_epochs or 1)
 
 
-def _count_anew(position: InputPosition, saved: InputPosition, latest: str, *, says: bool) -> None:
+def _add_earlier_passes(position: InputPosition, saved: InputPosition, latest: str, *, says: bool) -> None:
     """Add the passes up to `saved`, the position in the checkpoint, to `position`; warn if they overrun a limit."""
     if saved.size > 0:
         position.passes += saved.elements / saved.size * (saved.num_epochs or 1)
     if position.num_epochs and saved.elements and says:
+        overrun = f"{saved.elements} batches"
+        if position.passes:
+            overrun = f"{position.passes:.3g} passes"
         _log.warning(
             "train.max_epochs=%d is overrun by the %s before %s, because the input starts from its beginning.",
-            position.num_epochs,
-            f"{position.passes:.3g} passes" if position.passes else f"{saved.elements} batches", latest,
+            position.num_epochs, overrun, latest,
         )  # fmt: skip
 
 
-def _parts(number: int) -> str:
-    return f"{number} parts of the input, one per worker" if number > 1 else "the undivided input"
+def _describe_parts(number: int) -> str:
+    if number > 1:
+        return f"{number} parts of the input, one per worker"
+    return "the undivided input"

@@ -10,11 +10,14 @@ import tensorflow as tf
 from runner.data.iterators import iterate
 from runner.tf_private.datasets import timed
 
-FIRST_SECS, EVERY_SECS = 3.0, 10.0
-"""Seconds of training before the first sample, and between two samples. Each sampled iterator is built once, in a few
-milliseconds."""
+FIRST_SECS = 3.0
+"""Seconds of training before the first sample. Each sampled iterator is built once, in a few milliseconds."""
 
-SAMPLE_STEPS, SAMPLE_SECS = 500, 0.5
+EVERY_SECS = 10.0
+"""Seconds of training between two samples."""
+
+SAMPLE_STEPS = 500
+SAMPLE_SECS = 0.5
 """A sample ends after the loop that reaches either limit. Timing costs 40 us per step: 20 ms per sample, about 0.2 % of
 the ten seconds between samples."""
 
@@ -43,8 +46,12 @@ class WaitTimer:
     def __init__(self, *, is_on: bool) -> None:
         self.share: float | None = None
         self._due_secs = FIRST_SECS if is_on else math.inf
-        self._steps, self._secs = 0, 0.0  # of the current sample
-        self._waited, self._total = 0.0, 0.0  # of all samples
+        # Of the current sample.
+        self._steps = 0
+        self._secs = 0.0
+        # Of all samples.
+        self._waited = 0.0
+        self._total = 0.0
         self._timed: tuple[Any, Any] = (None, None)
 
     def steps_to_sample(self, secs: float) -> int:
@@ -53,7 +60,9 @@ class WaitTimer:
         Args:
           secs: seconds of training so far.
         """
-        return SAMPLE_STEPS - self._steps if secs >= self._due_secs else 0
+        if secs < self._due_secs:
+            return 0
+        return SAMPLE_STEPS - self._steps
 
     def timed(self, iterator: tf.data.Iterator) -> tf.data.Iterator:
         """Return an iterator over the elements of `iterator` that measures how long each took, without reading ahead.
@@ -63,7 +72,8 @@ class WaitTimer:
         if self._timed[0] is not iterator:
             with tf.device("CPU:0"):
                 self._secs_waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="secs_waited")
-                self._timed = (iterator, iterate(timed(iterator, self._secs_waited)))
+                timing = iterate(timed(iterator, self._secs_waited))
+                self._timed = (iterator, timing)
         return self._timed[1]
 
     def took(self, num_steps: int, secs: float, secs_of_training: float) -> float | None:
@@ -77,12 +87,18 @@ class WaitTimer:
         Returns:
           If the loop completes the sample, the share of the sample's time spent waiting, from 0 to 1; else None.
         """
-        self._steps, self._secs = self._steps + num_steps, self._secs + secs
+        self._steps += num_steps
+        self._secs += secs
         if self._steps < SAMPLE_STEPS and self._secs < SAMPLE_SECS:
             return None
-        waited, of_sample = float(self._secs_waited.numpy()), self._secs
-        self._secs_waited.assign(0.0)
-        self._waited, self._total = self._waited + waited, self._total + of_sample
+        waited = float(self._secs_waited.numpy())
+        share_of_sample = min(1.0, waited / self._secs)
+        self._waited += waited
+        self._total += self._secs
         self.share = min(1.0, self._waited / self._total)
-        self._steps, self._secs, self._due_secs = 0, 0.0, secs_of_training + EVERY_SECS
-        return min(1.0, waited / of_sample)
+        # The next sample begins at zero.
+        self._secs_waited.assign(0.0)
+        self._steps = 0
+        self._secs = 0.0
+        self._due_secs = secs_of_training + EVERY_SECS
+        return share_of_sample

@@ -54,13 +54,15 @@ def local_folder(key: str, model_dir: str, parent: str | None = None, *, is_read
     if mistake := url_mistake(key, model_dir, may_be_store=True):
         raise NotAllowed(mistake)
     url = model_dir.rstrip("/")
-    if mirror_of(Path(path := known_folder(url, parent))).has_begun:
+    path = known_folder(url, parent)
+    if mirror_of(Path(path)).has_begun:
         return path
     with reaching(f"{key}{url}"):
         Store(url).highest()  # first, for an error at what is above it is none
-        place, folder, path = _place_of(url, parent, looks=True)
+        place, folder, path = _find_place(url, parent, looks=True)
         opened = [mirror.url for mirror in _mirrors.values() if mirror.url.startswith(f"{place}/")]
-        if inside := [*opened, *Store(place).places()]:
+        inside = [*opened, *Store(place).places()]
+        if inside:
             raise NotAllowed(f"{key}{url}: in {place} is {inside[0]}, which has been written to. Choose another place.")
         mirror = _mirrors.get(folder) or Mirror(folder, place)
         mirror.open(key)
@@ -71,20 +73,26 @@ def local_folder(key: str, model_dir: str, parent: str | None = None, *, is_read
 
 def known_folder(path: str, parent: str | None = None) -> str:
     """Return what `local_folder` has returned on this host, without a look into the bucket. Called by tasks."""
-    return _place_of(path.rstrip("/"), parent)[2] if is_url(path) else path
+    if not is_url(path):
+        return path
+    _, _, folder = _find_place(path.rstrip("/"), parent)
+    return folder
 
 
-def _place_of(url: str, parent: str | None, *, looks: bool = False) -> tuple[str, Path, str]:
+def _find_place(url: str, parent: str | None, *, looks: bool = False) -> tuple[str, Path, str]:
     """Return the outermost place above `url`, else `url` itself; its local folder; and what `url` is in it.
 
     Args:
       looks: look into the bucket; else only at what this host has opened or written to.
     """
-    parts, caches = url.split("/"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    for end in range(3, len(parts) + 1):
+    if not parent:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        parent = os.path.join(caches, "estimator-runner")
+    parts = url.split("/")
+    for end in range(3, len(parts) + 1):  # from the bucket down: the first place that there is contains the others
         place = "/".join(parts[:end])
-        name = f"{parts[end - 1]}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
-        folder = Path(parent or Path(caches, "estimator-runner"), name).absolute()
+        digest = hashlib.sha256(place.encode()).hexdigest()[:12]
+        folder = Path(parent, f"{parts[end - 1]}-{digest}").absolute()
         if place == url or folder in _mirrors or Note.read(folder).folder:
             break
         with suppress(Exception):  # these credentials may be for what is below
@@ -96,8 +104,11 @@ def _place_of(url: str, parent: str | None, *, looks: bool = False) -> tuple[str
 def remote_dir(path: str | os.PathLike[str]) -> str | None:
     """Return the URL of a local folder, or of one in it; None: it has none."""
     path = Path(path).absolute()
-    urls = ((Note.read(folder).url, path.relative_to(folder).parts) for folder in (path, *path.parents))
-    return next(("/".join([url, *below]) for url, below in urls if url), None)
+    for folder in (path, *path.parents):
+        url = Note.read(folder).url
+        if url:
+            return "/".join([url, *path.relative_to(folder).parts])
+    return None
 
 
 def url_or_path(folder: Path) -> str:
@@ -107,7 +118,9 @@ def url_or_path(folder: Path) -> str:
 
 def meeting_place(model_dir: Path) -> Path:
     """Return the folder in which the supervisors of a cluster find each other's messages."""
-    return model_dir / LEASES if remote_dir(model_dir) else model_dir
+    if remote_dir(model_dir):
+        return model_dir / LEASES
+    return model_dir
 
 
 def writing(model_dir: str | os.PathLike[str]) -> None:
@@ -121,24 +134,31 @@ def writing(model_dir: str | os.PathLike[str]) -> None:
     if mirror.url and not mirror.has_begun:
         mirror.begin(os.environ, RunSettings())
         atexit.register(close_all)
-    if lost := mirror.lost():
+    lost = mirror.lost()
+    if lost:
         raise LeaseLostError(lost)
 
 
 def close_all(stops: Sequence[int] = ()) -> bool:
     """Close the mirrors of this process. Say why a bucket does not have everything, and return whether one has not."""
-    left = [said for mirror in _mirrors.values() if (said := mirror.close(stops))]
-    for said in left:
-        say(f"remote: {said}")
-    return bool(left)
+    reasons = []
+    for mirror in _mirrors.values():
+        reason = mirror.close(stops)
+        if reason:
+            reasons.append(reason)
+    for reason in reasons:
+        say(f"remote: {reason}")
+    return bool(reasons)
 
 
 def mirror_of(model_dir: Path) -> Mirror:
     """Return the mirror of a folder, or of one that it is in, whose URL this process has opened; for another folder,
     one that does nothing.
     """
-    found = (_mirrors[folder] for folder in (model_dir, *model_dir.parents) if folder in _mirrors)
-    return next(found, Mirror(model_dir, ""))
+    for folder in (model_dir, *model_dir.parents):
+        if folder in _mirrors:
+            return _mirrors[folder]
+    return Mirror(model_dir, "")
 
 
 class Mirror:
@@ -150,8 +170,11 @@ class Mirror:
     """
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self.url, self.has_begun = folder, url, False
-        self._key, self._lock = "model_dir=", threading.Lock()
+        self.url = url
+        self.has_begun = False
+        self._folder = folder
+        self._key = "model_dir="
+        self._lock = threading.Lock()
         self._lease: Lease | None = None
 
     def open(self, key: str) -> None:
@@ -221,8 +244,10 @@ class Mirror:
         folder = self._folder
         note = Note.read(folder, self.url)
         is_last_writer = bool(note.folder) and store.was_last_written_by(note, store.highest())
-        # A new one if it is about to fetch: one that is killed before that is not up to date.
-        identity = note.folder if is_last_writer else uuid.uuid4().hex
+        identity = note.folder
+        if not is_last_writer:
+            # A new one, since it is about to fetch: one that is killed before that is not up to date.
+            identity = uuid.uuid4().hex
         self._lease = Lease.take(store, identity, settings.lease_secs)
         begun.callback(self._lease.end)
         # In this order: a process of an earlier start that still sends takes the second lock while it has the first.
@@ -246,7 +271,9 @@ class Mirror:
 
     def lost(self) -> str:
         """Return why this run no longer may write to the URL; '' while it may."""
-        return "" if self._lease is None else self._lease.lost
+        if self._lease is None:
+            return ""
+        return self._lease.lost
 
     def close(self, stops: Sequence[int] = ()) -> str:
         """Wait until everything is sent, the time for it is over, or a further stop request comes into `stops`.
@@ -261,21 +288,29 @@ class Mirror:
             for waited in finishing([self._process], stops):
                 if waited > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
                     break
-                if waited > says_at and (left := self._left()):
+                if waited <= says_at:
+                    continue
+                left = self._describe_unsent()
+                if left:
                     says_at += SAY_SECS
                     say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
         self._process.end()
-        lost, left = self.lost(), self._left()
+        # Both before the lease is given up.
+        lost = self.lost()
+        left = self._describe_unsent()
         self._begun.close()
         if lost or not left:
             return lost
         folder = relative(self._folder)
-        by_hand = (
-            f" The same command sends them, and so does: python -m {upload.MODULE} {folder}" if self._lease else ""
-        )
+        by_hand = ""
+        if self._lease:
+            by_hand = f" The same command sends them, and so does: python -m {upload.MODULE} {folder}"
         return f"{left}, of {folder} are not in {self.url}.{by_hand}"
 
-    def _left(self) -> str:
+    def _describe_unsent(self) -> str:
         """Return how much the URL does not have; '': it has everything."""
         left = Note.read(self._folder).left(fingerprints(self._folder))
-        return f"{len(left)} files, {format_bytes(sum(mark[0] for mark in left.values()))}" if left else ""
+        if not left:
+            return ""
+        size = sum(size for size, _ in left.values())
+        return f"{len(left)} files, {format_bytes(size)}"

@@ -95,7 +95,8 @@ class Note:
     def read(cls, folder: Path, url: str = "") -> Note:
         """Return the note in `folder`; an empty one if there is none, or it is about another URL than `url`."""
         note = read_dataclass(cls, folder / NOTE_FILE)
-        return note if url in ("", note.url) else cls(url)
+        is_about_it = url in ("", note.url)
+        return note if is_about_it else cls(url)
 
     def save(self, folder: Path) -> None:
         write_json(folder / NOTE_FILE, asdict(self))
@@ -106,10 +107,10 @@ class Note:
         Args:
           here: as `fingerprints` returns it.
         """
-        changed = self._changed(here)
+        changed = self._find_changed(here)
         return {name: fingerprint for name, fingerprint in changed.items() if self._has_its_index(name, here)}
 
-    def _changed(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    def _find_changed(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """As `left`, with the files of checkpoints that are being saved."""
         found = {}
         for name, fingerprint in here.items():
@@ -125,7 +126,9 @@ class Note:
         if checkpoint is None:
             return True
         if self.worker:
-            return f"{name.partition(f'.input-{self.worker}.')[0]}.input-{self.worker}.index" in here
+            input_state = f".input-{self.worker}"
+            stem = name.partition(f"{input_state}.")[0]
+            return f"{stem}{input_state}.index" in here
         return f"{checkpoint}.index" in here
 
     def is_unchanged(self, name: str, fingerprint: list[Any]) -> bool:
@@ -140,18 +143,24 @@ class Note:
     def is_of_the_same_size(self, name: str, fingerprint: list[Any]) -> bool:
         """Report whether a file has the size of the one that both sides have; False while nobody knows."""
         noted = self.files.get(name)
-        return noted is not None and noted.time is not None and noted.bytes == fingerprint[0]
+        if noted is None or noted.time is None:
+            return False
+        return noted.bytes == fingerprint[0]
 
     def _sends(self, name: str) -> bool:
         """Report whether a folder sends files of this name: a worker's those that are not the chief's."""
-        return not self.worker or f".input-{self.worker}." in name or not _is_copy(name)
+        if not self.worker:
+            return True
+        is_own_input = f".input-{self.worker}." in name
+        return is_own_input or not _is_copy(name)
 
     def own(self, here: Mapping[str, list[Any]]) -> set[str]:
         """Return the names of the files that a folder sends or has sent, or has removed, which a worker's does not."""
-        sent = {name for name, noted in self.files.items() if not noted.is_fetched or name not in here}
+        sent = {name for name, noted in self.files.items() if not noted.is_fetched}
+        sent |= self.files.keys() - here.keys()
         if self.worker:
             sent &= here.keys()
-        return self._changed(here).keys() | sent
+        return self._find_changed(here).keys() | sent
 
     def is_behind(self, there: Mapping[str, Mapping[str, Any]]) -> bool:
         """Report whether a run was continued elsewhere: the bucket has what only the sender of this folder writes, in a
@@ -300,7 +309,10 @@ def is_of_an_export(name: str, exports: Iterable[str]) -> bool:
 
 def is_below(name: str, folders: Iterable[str]) -> bool:
     """Report whether a file is in one of the folders, or in a folder in it; '': that of the run."""
-    return any(not folder or name.startswith(f"{folder}/") for folder in folders)
+    for folder in folders:
+        if not folder or name.startswith(f"{folder}/"):
+            return True
+    return False
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -312,11 +324,12 @@ def fingerprints(folder: Path) -> dict[str, list[Any]]:
     """
     found = {}
     for root, folders, names in os.walk(folder):
-        folders[:] = filter(is_sent, folders)
+        folders[:] = filter(is_sent, folders)  # in place: os.walk then leaves out the others
         for name in filter(is_sent, names):
             path = Path(root, name)
-            if mark := fingerprint(path):
-                found[os.path.relpath(path, folder)] = mark
+            size_and_time = fingerprint(path)
+            if size_and_time:
+                found[os.path.relpath(path, folder)] = size_and_time
     return found
 
 
@@ -338,12 +351,14 @@ def upload_order(name: str) -> tuple[int, bool, bool, str]:
     its input state, for it makes the checkpoint one, and a file of LAST_FILES (then the first value is not 0) after all
     others. And whole SavedModels: TensorFlow loads one without the index of its variables as one without variables.
     """
+    file = os.path.basename(name)
+    place_at_the_end = 0
+    if file in LAST_FILES:
+        place_at_the_end = 1 + LAST_FILES.index(file)
     is_index = name.endswith(".index")
-    last = os.path.basename(name)
-    place = 1 + LAST_FILES.index(last) if last in LAST_FILES else 0
     is_of_a_part = "/variables/" in name or ".input-" in name
-    makes_whole = last.startswith("saved_model.pb") or (is_index and not is_of_a_part)
-    return place, makes_whole, is_index, name
+    makes_whole = file.startswith("saved_model.pb") or (is_index and not is_of_a_part)
+    return place_at_the_end, makes_whole, is_index, name
 
 
 def lock_of(folder: Path) -> FileLock:

@@ -41,12 +41,14 @@ from runner.system.standard_streams import say
 from runner.system.urls import STORES
 from runner.tracking.tracker import describe
 
-LEASES, UNSENT = ".lease", ".unsent"
+LEASES = ".lease"
+UNSENT = ".unsent"
 # In LEASES of a cluster of several hosts, in the bucket and on each host: the chief's message, and the others' answers.
-CALL_FILE, PEERS_FOLDER = "generation.json", "peers"
+CALL_FILE = "generation.json"
+PEERS_FOLDER = "peers"
 _ATTEMPTS = 5
 # A user's own file may be of another form.
-_OURS = re.compile(r"(run|sweep|summary(\..*)?|shipped\..*|model\.ckpt-.*)\.json|config(\..*)?\.yaml")
+_SMALL_FILES_OF_OURS = re.compile(r"(run|sweep|summary(\..*)?|shipped\..*|model\.ckpt-.*)\.json|config(\..*)?\.yaml")
 _T = TypeVar("_T")
 Objects = dict[str, Mapping[str, Any]]
 """Name -> what a store says of the object."""
@@ -97,19 +99,26 @@ class Store:
             raise NotFound(
                 f"{url}: {package} is not installed ({error}). Install it: pip install 'estimator-runner[{scheme}]'"
             ) from error
-        self.url, self.what, self.fs = url, f"{key}{url}", DirFileSystem(root, fs)
+        self.url = url
+        self.what = f"{key}{url}"
+        self.fs = DirFileSystem(root, fs)
 
     def objects(self) -> Objects:
         """Return name -> what the store says of each object that a folder could have sent."""
-        found = self.fs.find("", detail=True)
-        return {
-            name: info for name, info in found.items() if info["type"] == "file" and all(map(is_sent, name.split("/")))
-        }
+        found = {}
+        for name, info in self.fs.find("", detail=True).items():
+            if info["type"] == "file" and all(map(is_sent, name.split("/"))):
+                found[name] = info
+        return found
 
     def places(self) -> list[str]:
         """Return the URLs below this one that have leases of their own."""
-        inside = {name.partition(f"/{LEASES}/")[0] for name in self.fs.find("") if f"/{LEASES}/" in name}
-        return [f"{self.url}/{name}" for name in sorted(inside)]
+        inside = set()
+        for name in self.fs.find(""):
+            place, leases, _ = name.partition(f"/{LEASES}/")
+            if leases:
+                inside.add(place)
+        return [f"{self.url}/{place}" for place in sorted(inside)]
 
     # --- the lease ------------------------------------------------------------------------------------------------
 
@@ -117,19 +126,22 @@ class Store:
         """Return the number of the lease that holds; 0: there is none."""
         # Without the answers below it, one for each task of a cluster: each host asks this before each write.
         names = [path.rpartition("/")[2] for path in self.fs.find(LEASES, maxdepth=1)]
-        return max((int(name) for name in names if name.isdigit()), default=0)
+        numbers = [int(name) for name in names if name.isdigit()]
+        return max(numbers, default=0)
 
     def lease(self, number: int) -> dict[str, Any]:
         """Return who holds the lease `number`; {} if there is no such lease."""
         with contextlib.suppress(FileNotFoundError):
-            return dict(json.loads(self.fs.cat_file(_name_of(number))))
+            return dict(json.loads(self.fs.cat_file(_object_of(number))))
         return {}
 
     def is_held_on_this_host(self, note: Note) -> bool:
         """Report whether a process that lives on this host holds the lease for the folder with this note."""
         holder = self.lease(self.highest())
-        is_held = bool(note.folder) and holder.get("folder") == note.folder and not holder.get("is_over")
-        return is_held and _is_of_this_kernel(holder) and not _is_dead(holder)
+        is_for_this_folder = bool(note.folder) and holder.get("folder") == note.folder
+        if not is_for_this_folder or holder.get("is_over"):
+            return False
+        return _is_of_this_kernel(holder) and not _is_dead(holder)
 
     def age(self, name: str) -> float:
         """Return the seconds since an object was written, by the store's clock."""
@@ -199,7 +211,7 @@ class Store:
           is_thorough: also read the newest checkpoint to see whether it is damaged.
         """
         with lock_of(folder):
-            _while_it_changes(lambda: self._update(folder, number, is_thorough=is_thorough))
+            _repeat_while_it_changes(lambda: self._update(folder, number, is_thorough=is_thorough))
 
     def _update(self, folder: Path, number: int | None, *, is_thorough: bool) -> None:
         # Before the note, which knows of what is sent meanwhile.
@@ -210,18 +222,24 @@ class Store:
         # What was removed there by hand is sent again.
         note.files = {name: noted for name, noted in note.files.items() if name in there}
         # The state files first: they say which of the missing checkpoints have expired.
-        self._repair(folder, note, {name: info for name, info in there.items() if _is_state(name)}, set())
+        states = {name: info for name, info in there.items() if _is_last_file(name)}
+        self._repair(folder, note, states, set())
         self._note_times(folder, note)
-        newest = layout.candidates_in(folder)[:1] if is_thorough else []
-        self._repair(folder, note, there, {os.path.basename(path) for path in newest})
+        newest = set[str]()
         if is_thorough:
-            states = give_up_damaged(folder, note) & there.keys()
-            if states:
-                staged = self._stage(folder, states)
-                self._move(folder, note, {name: mark_of(there[name]) for name in states}, staged)
+            newest = {os.path.basename(path) for path in layout.candidates_in(folder)[:1]}
+        self._repair(folder, note, there, newest)
+        if is_thorough:
+            # What names a checkpoint that was given up: the bucket's names the one before.
+            outdated = give_up_damaged(folder, note) & there.keys()
+            if outdated:
+                staged = self._fetch_aside(folder, outdated)
+                marks = {name: mark_of(there[name]) for name in outdated}
+                self._move_into_place(folder, note, marks, staged)
         for name, noted in note.files.items():
-            is_an_earlier_attempt = noted.time is not None and noted.mark not in ("", mark_of(there[name]))
-            if is_an_earlier_attempt:  # which arrived after the last one was answered: that is sent again
+            is_another_mark = noted.mark not in ("", mark_of(there[name]))
+            # An earlier attempt to send it arrived after the last one was answered: that is sent again.
+            if noted.time is not None and is_another_mark:
                 note.files[name] = noted._replace(time=None)
         # What is still missing here was deleted by the run, which could not remove it there any more.
         note.gone = sorted(note.files.keys() - fingerprints(folder).keys())
@@ -250,11 +268,12 @@ class Store:
             return
         say(f"remote: {len(wanted)} files of {folder} are missing, damaged or older; they come from {self.url}")
         unsent = note.left(here)
-        staged = self._stage(folder, wanted)
+        staged = self._fetch_aside(folder, wanted)
         # Whoever changed them may want them; a checkpoint that is damaged nobody does.
-        set_aside(folder, [name for name in wanted & unsent.keys() if layout.checkpoint_of(name) is None])
+        replaced = wanted & unsent.keys()
+        set_aside(folder, [name for name in replaced if layout.checkpoint_of(name) is None])
         marks = {name: mark_of(there[name]) for name in wanted}
-        self._move(folder, note, marks, staged)
+        self._move_into_place(folder, note, marks, staged)
 
     def _note_times(self, folder: Path, note: Note) -> None:
         """Note new times of checkpoints that are those of the bucket all the same, as after a copy or with another
@@ -266,21 +285,23 @@ class Store:
             is_changed = not note.is_unchanged(name, here[name])
             if is_changed and note.is_of_the_same_size(name, here[name]):
                 touched.add(name)
-        for checkpoint in set(map(layout.checkpoint_of, touched)) - {None}:
-            if self._is_that_of_the_bucket(folder, str(checkpoint), note):
-                for name in _parts_of(str(checkpoint), touched):
-                    note.files[name] = note.files[name]._replace(time=here[name][1])
+        for checkpoint in _checkpoints_of(touched):
+            if self._is_that_of_the_bucket(folder, checkpoint, note):
+                for name in _parts_of(checkpoint, touched):
+                    _, time_of_change = here[name]
+                    note.files[name] = note.files[name]._replace(time=time_of_change)
 
     def _is_that_of_the_bucket(self, folder: Path, checkpoint: str, note: Note) -> bool:
         """Report whether a checkpoint in `folder` is undamaged, and was saved when that of the bucket was."""
-        place = os.path.relpath(place_of(Path(f"{folder / checkpoint}{manifest.MANIFEST}")), folder)
-        if place not in note.files or not (folder / place).exists():
+        file = place_of(folder / f"{checkpoint}{manifest.MANIFEST}")
+        name = os.path.relpath(file, folder)
+        if name not in note.files or not file.exists():
             return False
         # It has the time of the save, and the checksums of all files, which are read only if it is the same.
-        is_same_save = self.fs.cat_file(place) == (folder / place).read_bytes()
+        is_same_save = self.fs.cat_file(name) == file.read_bytes()
         return is_same_save and manifest.what_is_wrong(folder / checkpoint) is None
 
-    def fetch(self, folder: Path, but: Collection[str] | None = None) -> Objects:
+    def fetch(self, folder: Path, replaceable: Collection[str] | None = None) -> Objects:
         """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.
         Return what the bucket had.
 
@@ -289,17 +310,20 @@ class Store:
 
         Args:
           folder: the local folder.
-          but: the folder sends files, too, which stay as they are, but for these; None: it no longer sends any.
+          replaceable: names of files that the folder sends, which give way to those of the bucket; the others that it
+            sends stay as they are. None: it no longer sends any, so all give way.
         """
         with lock_of(folder):
-            return _while_it_changes(lambda: self._fetch(folder, but))
+            return _repeat_while_it_changes(lambda: self._fetch(folder, replaceable))
 
-    def _fetch(self, folder: Path, but: Collection[str] | None) -> Objects:
+    def _fetch(self, folder: Path, replaceable: Collection[str] | None) -> Objects:
         note = Note.read(folder, self.url)
         here = fingerprints(folder)
         first = self.objects()
-        kept = set[str]() if but is None else note.own(here) - {*but}
-        if but is None:
+        kept = set[str]()
+        if replaceable is not None:
+            kept = note.own(here) - {*replaceable}
+        else:
             self._give_up_unsent(folder, note, here, first)
             note.folder = ""  # no longer up to date
             note.gone = []
@@ -308,15 +332,17 @@ class Store:
 
         # The state files before the others, which are then at least as new. One that is unchanged is not written: a
         # task here may be writing the next.
-        there = {name: info for name, info in first.items() if _is_state(name)}
-        changed_states = {name for name in there.keys() - kept if not _is_same(name, there[name], note, here)}
+        there = {name: info for name, info in first.items() if _is_last_file(name)}
+        states = there.keys() - kept
+        changed_states = {name for name in states if not _is_same(name, there[name], note, here)}
         contents = {name: self.fs.cat_file(name) for name in changed_states}
         # What had expired here is to be kept again: the state file that said so gives way to an earlier one.
-        kept -= _named_by(contents, kept - here.keys())
-        there |= {name: info for name, info in self.objects().items() if not _is_state(name)}
+        kept -= _select_named(contents, kept - here.keys())
+        second = self.objects()
+        there |= {name: info for name, info in second.items() if not _is_last_file(name)}
         others = there.keys() - changed_states - kept
         changed_others = {name for name in others if not _is_same(name, there[name], note, here)}
-        staged = self._stage(folder, changed_others, contents)
+        staged = self._fetch_aside(folder, changed_others, contents)
 
         marks = {name: mark_of(info) for name, info in there.items() if name not in kept}
         gone = here.keys() - marks.keys() - kept
@@ -327,7 +353,8 @@ class Store:
             # What it has sent itself, too: from here on it may be another's to send.
             files[name] = note.files[name]._replace(is_fetched=True)
         note.files = files
-        self._move(folder, note, {name: marks[name] for name in changed_states | changed_others}, staged)
+        changed = changed_states | changed_others
+        self._move_into_place(folder, note, {name: marks[name] for name in changed}, staged)
         return there
 
     def _give_up_unsent(self, folder: Path, note: Note, here: Mapping[str, list[Any]], there: Objects) -> None:
@@ -347,7 +374,7 @@ class Store:
             say(f"remote: {what}; its {len(unsent)} unsent files: {folder / UNSENT}")
         set_aside(folder, unsent)
 
-    def _stage(self, folder: Path, names: Collection[str], contents: Mapping[str, bytes] = {}) -> Path:
+    def _fetch_aside(self, folder: Path, names: Collection[str], contents: Mapping[str, bytes] = {}) -> Path:
         """Fetch objects into a folder beside the files of `folder`, and return its path.
 
         Args:
@@ -357,41 +384,46 @@ class Store:
         shutil.rmtree(staging, ignore_errors=True)
         wanted = sorted(names)
         if wanted:
-            self.fs.get(wanted, [str(staging / name) for name in wanted])
+            places = [str(staging / name) for name in wanted]
+            self.fs.get(wanted, places)  # one call: the library asks for them side by side
         for name, data in contents.items():
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            (staging / name).write_bytes(data)
+            place = staging / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
         return staging
 
-    def _move(self, folder: Path, note: Note, marks: Mapping[str, str], staged: Path) -> None:
-        """Move files that `_stage` fetched to their places, so that there are whole checkpoints at any time, and note
-        them.
+    def _move_into_place(self, folder: Path, note: Note, marks: Mapping[str, str], staged: Path) -> None:
+        """Move files that `_fetch_aside` fetched to their places, so that there are whole checkpoints at any time, and
+        note them.
 
         Args:
           marks: name -> mark of each.
         """
         for name, mark in marks.items():
             # Before they are moved: what an interrupted fetch leaves in the folder was sent by nobody here.
-            note.files[name] = Version((staged / name).stat().st_size, None, mark, is_fetched=True)
+            size = (staged / name).stat().st_size
+            note.files[name] = Version(size, None, mark, is_fetched=True)
         note.save(folder)
         for name in sorted(marks, key=upload_order, reverse=True):
             if name.endswith(".index"):
                 (folder / name).unlink(missing_ok=True)  # it is no checkpoint while its files are replaced
         for name in sorted(marks, key=upload_order):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(staged / name, folder / name)
-            size, time_of_change = fingerprint(folder / name)
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged / name, place)
+            size, time_of_change = fingerprint(place)
             note.files[name] = Version(size, time_of_change, marks[name], is_fetched=True)
         note.save(folder)
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _is_state(name: str) -> bool:
+def _is_last_file(name: str) -> bool:
     """Report whether an object is one of LAST_FILES."""
-    return upload_order(name)[0] > 0
+    place_at_the_end, *_ = upload_order(name)
+    return place_at_the_end > 0
 
 
-def _named_by(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
+def _select_named(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
     """Return those of `names` that are files of the checkpoints which state files name.
 
     Args:
@@ -407,7 +439,7 @@ def _named_by(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
     return {name for name in names if layout.checkpoint_of(name) in checkpoints}
 
 
-def _while_it_changes(act: Callable[[], _T]) -> _T:
+def _repeat_while_it_changes(act: Callable[[], _T]) -> _T:
     """Return what `act` returns. It is called again if an object is gone: a checkpoint has expired, which the state
     file no longer names.
     """
@@ -419,9 +451,11 @@ def _while_it_changes(act: Callable[[], _T]) -> _T:
 
 def _is_same(name: str, info: Mapping[str, Any], note: Note, here: Mapping[str, list[Any]]) -> bool:
     """Report whether the object `name` is in the version that the folder has."""
+    noted = note.files.get(name)
     mark = mark_of(info)
-    is_known = bool(mark) and name in note.files and note.files[name].mark == mark
-    return is_known and note.is_unchanged(name, here.get(name, []))
+    if noted is None or not mark or noted.mark != mark:
+        return False
+    return note.is_unchanged(name, here.get(name, []))
 
 
 def set_aside(folder: Path, names: Collection[str]) -> None:
@@ -452,8 +486,11 @@ def find_damaged(
         checkpoint = layout.checkpoint_of(name)
         if checkpoint is not None:
             checkpoints.add(checkpoint)
-        # An export is never written to again.
-        if is_of_an_export(name, exports) or _is_damaged(folder / name, note.files[name], here[name][0]):
+        if is_of_an_export(name, exports):  # an export is never written to again
+            damaged.add(name)
+            continue
+        size, _ = here[name]
+        if _is_damaged(folder / name, note.files[name], size):
             damaged.add(name)
     for checkpoint in checkpoints:
         is_whole_there = f"{checkpoint}.index" in note.files
@@ -468,13 +505,13 @@ def give_up_damaged(folder: Path, note: Note) -> set[str]:
     """
     states = set()
     left = note.left(fingerprints(folder))
-    for checkpoint in set(map(layout.checkpoint_of, left)) - {None}:
-        path = folder / str(checkpoint)
+    for checkpoint in _checkpoints_of(left):
+        path = folder / checkpoint
         damage = manifest.what_is_wrong(path)
         if damage is None:
             continue
         say(f"remote: {path} was not sent and is damaged ({damage}); its files: {folder / UNSENT}")
-        set_aside(folder, _parts_of(str(checkpoint), left))
+        set_aside(folder, _parts_of(checkpoint, left))
         if layout.read_state(path.parent).latest == path.name:
             states.add(os.path.relpath(path.parent / layout.STATE_FILE, folder))
     return states
@@ -490,9 +527,16 @@ def _is_older(mine: layout.State, theirs: layout.State) -> bool:
     return my_step < their_step and theirs.latest not in mine.names
 
 
+def _checkpoints_of(names: Iterable[str]) -> set[str]:
+    """Return the checkpoints of which files are among `names`."""
+    checkpoints = map(layout.checkpoint_of, names)
+    return {checkpoint for checkpoint in checkpoints if checkpoint is not None}
+
+
 def _parts_of(checkpoint: str, names: Iterable[str]) -> set[str]:
     """Return those of `names` that are files of a checkpoint, without the results of its evaluations."""
-    return {name for name in names if layout.checkpoint_of(name) == checkpoint and not name.endswith(manifest.METRICS)}
+    files = {name for name in names if layout.checkpoint_of(name) == checkpoint}
+    return {name for name in files if not name.endswith(manifest.METRICS)}
 
 
 def _is_damaged(path: Path, noted: Version, size: int) -> bool:
@@ -510,7 +554,7 @@ def _is_damaged(path: Path, noted: Version, size: int) -> bool:
 def _can_be_read(path: Path) -> bool:
     """Report whether a small file of the runner is whole as far as its format shows."""
     is_state = path.name == layout.STATE_FILE
-    if not is_state and not _OURS.fullmatch(path.name):
+    if not is_state and not _SMALL_FILES_OF_OURS.fullmatch(path.name):
         return True
     has_lines = is_state or path.suffix == ".yaml"
     try:
@@ -533,9 +577,12 @@ class Lease:
     """
 
     def __init__(self, store: Store, number: int, facts: Mapping[str, Any] = {}) -> None:
-        self.store, self.number, self.lost = store, number, ""
-        self.facts, self._ended = dict(facts), threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
+        self.store = store
+        self.number = number
+        self.facts = dict(facts)
+        self.lost = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
 
     @classmethod
     def take(cls, store: Store, folder: str, secs: float) -> Lease:
@@ -548,20 +595,23 @@ class Lease:
         Raises:
           ConfigError: another run holds it, or the store cannot say who was first.
         """
-        number = store.highest()
-        before = store.lease(number)
+        highest = store.highest()
+        before = store.lease(highest)
         if before and not before.get("is_over") and not _is_dead(before):
-            left = float(before["secs"]) - store.age(_name_of(number))
+            left = float(before["secs"]) - store.age(_object_of(highest))
             if left >= 0:
-                raise ConfigError(_in_use(store.what, before, f" It can be taken over in {left + 1:.0f} s."))
+                raise ConfigError(_describe_holder(store.what, before, f" It can be taken over in {left + 1:.0f} s."))
+        number = highest + 1
         facts = {"folder": folder, "secs": secs, "time": time.time(), **_this_process()}
-        for _ in range(2):
+        data = json.dumps(facts).encode()
+        for _ in range(2):  # the second attempt shows whether the store refuses an object that there is
             try:
-                store.fs.pipe_file(_name_of(number + 1), json.dumps(facts).encode(), mode="create")
+                store.fs.pipe_file(_object_of(number), data, mode="create")
             except FileExistsError:
-                if (holder := store.lease(number + 1)) != facts:  # another start was faster
-                    raise ConfigError(_in_use(store.what, holder)) from None
-                lease = cls(store, number + 1, facts)  # also if an answer was lost, and the library tried again
+                holder = store.lease(number)
+                if holder != facts:  # another start was faster
+                    raise ConfigError(_describe_holder(store.what, holder)) from None
+                lease = cls(store, number, facts)  # also if an answer was lost, and the library tried again
                 lease.keep()
                 return lease
         raise NotAllowed(
@@ -577,7 +627,8 @@ class Lease:
         """
         number = self.store.highest()
         if number > self.number:
-            self.lost = _in_use(self.store.what, self.store.lease(number), " This run no longer writes there.")
+            holder = self.store.lease(number)
+            self.lost = _describe_holder(self.store.what, holder, " This run no longer writes there.")
             raise LeaseLostError(self.lost)
 
     def keep(self) -> None:
@@ -586,12 +637,12 @@ class Lease:
         """
         self._thread.start()
 
-    def _keep(self) -> None:
+    def _renew(self) -> None:
         while not self.facts.get("is_over"):
             self.facts["is_over"] = self._ended.wait(self.facts["secs"] / 4)
             with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why
                 self.check()
-                self.store.fs.pipe_file(_name_of(self.number), json.dumps(self.facts).encode())
+                self.store.fs.pipe_file(_object_of(self.number), json.dumps(self.facts).encode())
 
     def end(self) -> None:
         """Let others take the lease: at once, or when it expires if the store does not answer soon."""
@@ -600,7 +651,8 @@ class Lease:
             self._thread.join(5)
 
 
-def _name_of(number: int) -> str:
+def _object_of(number: int) -> str:
+    """Return the name of the object that is the lease `number`."""
     return f"{LEASES}/{number:08d}"
 
 
@@ -608,8 +660,11 @@ def _this_process() -> dict[str, Any]:
     """Return what identifies this process: host, the start of its kernel, its container's processes, and itself."""
     boot = ""
     with contextlib.suppress(OSError):
-        boot = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    return {"host": socket.gethostname(), "boot": boot, "pid": os.getpid(), "ticks": _ticks_at_start(os.getpid())}
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        container = os.readlink("/proc/self/ns/pid")
+        boot = f"{kernel} {container}"
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "boot": boot, "pid": pid, "ticks": _ticks_at_start(pid)}
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
@@ -631,12 +686,14 @@ def _ticks_at_start(pid: int) -> int | None:
     psutil 7.2 says it by the clock, which may be set meanwhile: a process that lives would seem to be another.
     """
     with contextlib.suppress(OSError):
+        # The name of its program, the second field, may have spaces and brackets.
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return int(after_name[19])  # starttime, the 22nd of all
     return None
 
 
-def _in_use(what: str, holder: Mapping[str, Any], end: str = "") -> str:
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("time", 0))))
+def _describe_holder(what: str, holder: Mapping[str, Any], end: str = "") -> str:
+    began = time.localtime(float(holder.get("time", 0)))
+    since = time.strftime("%Y-%m-%d %H:%M:%S", began)
     who = f"on {holder.get('host')} (process {holder.get('pid')}), since {since}"
     return f"{what} is in use by another run {who}.{end or ' Wait for it, or choose another.'}"

@@ -44,7 +44,12 @@ MAX_ATTEMPTS = 50
 """Number of attempts to send one file whose sizes are remembered."""
 SENDING = ".sending"
 """Folder in the local folder with the links and copies that are being sent."""
-PERIOD_SECS, RETRY_SECS, GLANCE_SECS = 3.0, 1.0, 0.2
+PERIOD_SECS = 3.0
+"""Seconds between two looks into the folder."""
+RETRY_SECS = 1.0
+"""Seconds until what has failed is tried again, and between two looks for messages of other hosts."""
+GLANCE_SECS = 0.2
+"""Seconds between two looks while somebody waits for the end."""
 
 
 class Uploader:
@@ -63,7 +68,9 @@ class Uploader:
     """
 
     def __init__(self, folder: Path, lease: Lease) -> None:
-        self.folder, self.lease, self._store = folder, lease, lease.store
+        self.folder = folder
+        self.lease = lease
+        self._store = lease.store
         self._note = Note.read(folder, self._store.url)
         self._existing = HeldFolder(folder)
         self.held = set[str]()
@@ -76,9 +83,9 @@ class Uploader:
         """Whether other hosts send, too."""
         return not self.is_chief or (self.folder / LEASES / CALL_FILE).exists()
 
-    def fetch(self, but: Collection[str] | None = ()) -> None:
+    def fetch(self, replaceable: Collection[str] | None = ()) -> None:
         """Fetch what other hosts have sent, as in `Store.fetch`."""
-        self._store.fetch(self.folder, but)
+        self._store.fetch(self.folder, replaceable)
         self._note = Note.read(self.folder, self._store.url)
 
     def send(self, before_each: Callable[[], None] = lambda: None) -> bool:
@@ -107,28 +114,31 @@ class Uploader:
         unverified = self._verify(left)
         copies = self._copy(left.keys() - states.keys() - unverified)
         unverified |= self._find_replaced(left)
-        self.held = {name for name in left if self._is_incomplete(name)}
+        self.held = {name for name in left if self._waits_for_an_input(name)}
         # A state file waits for the checkpoint that it names as the latest.
         if self.held:
             self.held.add(STATE_FILE)
-        waiting = self.held | self._states_of(unverified, states)
-        there = {name for name in left if name in states or self._source(name).exists()}
-        changed = sorted(there - waiting - unverified, key=upload_order)
+        waiting = self.held | self._find_early_states(unverified, states)
+        # A state file is sent as it was read; of others it counts whether they are still there.
+        vanished = {name for name in left.keys() - states.keys() if not self._choose_source(name).exists()}
+        changed = sorted(left.keys() - vanished - waiting - unverified, key=upload_order)
         replaced = [name for name in changed if name in self._note.files]
-        self._note_before(changed, states)
+        self._note_attempts(changed, states)
         for name in reversed(replaced):
             if name.endswith(".index"):
                 self._delete(name)  # its files are replaced: it is no checkpoint until they are all there
         for name in changed:
             before_each()
-            self._put(name, left[name], states)
+            self._send_file(name, left[name], states)
         self._existing.check()
         if not waiting:
             self._remove(gone - left.keys())  # a step may have been saved again
         self._note.save(self.folder)
         shutil.rmtree(copies, ignore_errors=True)
         is_changing = bool(unverified - self.damaged)
-        return not changed and not is_changing and (bool(waiting) or not self._note.gone)
+        if changed or is_changing:
+            return False
+        return bool(waiting) or not self._note.gone
 
     def _remove(self, names: Collection[str]) -> None:
         """Remove files from the bucket, those of the newest checkpoint first."""
@@ -142,11 +152,11 @@ class Uploader:
         too: until then somebody may be deleting the whole folder.
         """
         note = self._note
+        missing = {name for name in note.files if not os.path.lexists(self.folder / name)}
         if not self.is_chief:  # it is the chief's to remove
-            note.files = {name: noted for name, noted in note.files.items() if os.path.lexists(self.folder / name)}
+            note.files = {name: noted for name, noted in note.files.items() if name not in missing}
             return set()
         before = set(note.gone)
-        missing = {name for name in note.files if not os.path.lexists(self.folder / name)}
         gone = set[str]()
         if missing:  # else the folder is not walked once more, every few seconds
             gone = deleted_by_the_run(self.folder, missing, fingerprints(self.folder)) - set(note.lost)
@@ -170,12 +180,13 @@ class Uploader:
         """Return those of the files to send that belong to checkpoints which are damaged, or are changing now. A
         checkpoint is read once, and again when one of its files has changed.
         """
-        read = (name for name in left if not name.endswith(manifest.METRICS))
-        suspect = set(map(layout.checkpoint_of, read)) - {None}
+        # The results of its evaluations are no part of a checkpoint.
+        parts = (name for name in left if not name.endswith(manifest.METRICS))
+        suspect = {checkpoint for checkpoint in map(layout.checkpoint_of, parts) if checkpoint is not None}
         before = self._verified
         self._verified = {}
         damaged = set[str]()
-        for checkpoint in sorted(map(str, suspect)):
+        for checkpoint in sorted(suspect):
             path = self.folder / checkpoint
             found = manifest.fingerprint(path)
             known, damage = before.get(checkpoint, ((), None))
@@ -206,12 +217,14 @@ class Uploader:
                 replaced.add(checkpoint)
         return _files_of(replaced, left)
 
-    def _states_of(self, unsent: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> set[str]:
-        """Return the names of the state files whose latest checkpoint is `unsent`, and not in the bucket."""
+    def _find_early_states(self, unsent: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> set[str]:
+        """Return the names of the state files that wait: their latest checkpoint is `unsent`, and not in the bucket."""
         waiting = set()
         checkpoints = set(map(layout.checkpoint_of, unsent))
         for name, (_, data) in states.items():
-            state = layout.parse_state(data) if os.path.basename(name) == STATE_FILE else None
+            if os.path.basename(name) != STATE_FILE:
+                continue
+            state = layout.parse_state(data)
             if state is None or state.latest is None:
                 continue
             latest = os.path.join(os.path.dirname(name), state.latest)
@@ -224,35 +237,44 @@ class Uploader:
         copies = self.folder / SENDING
         shutil.rmtree(copies, ignore_errors=True)
         for name in names:
-            (copies / name).parent.mkdir(parents=True, exist_ok=True)
-            copy = os.link if ".data-" in name else shutil.copyfile
+            copy = copies / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
             try:
-                copy(self.folder / name, copies / name)
+                if ".data-" in name:
+                    os.link(self.folder / name, copy)
+                else:
+                    shutil.copyfile(self.folder / name, copy)
             except OSError:  # it is gone; the disk has no links, or is full
-                (copies / name).unlink(missing_ok=True)
+                copy.unlink(missing_ok=True)
         return copies
 
-    def _source(self, name: str) -> Path:
+    def _choose_source(self, name: str) -> Path:
+        """Return what is sent as `name`: its link or copy, or the file itself, if there was no room for one."""
         copy = self.folder / SENDING / name
-        return copy if copy.exists() else self.folder / name
+        if copy.exists():
+            return copy
+        return self.folder / name
 
-    def _note_before(self, names: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
+    def _note_attempts(self, names: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
         """Note that files are about to be sent: one that is killed may have sent them, and does not know the mark."""
         for name in names:
-            self._note.files[name] = self._about_to_be(name, self._size_to_send(name, states))
+            size = self._size_to_send(name, states)
+            self._note.files[name] = self._version_after(name, size)
         if names:
             self._note.save(self.folder)
 
     def _size_to_send(self, name: str, states: Mapping[str, tuple[list[Any], bytes]]) -> int | None:
         """Return how many bytes are sent; None: that shows when they are, since the disk had no room for a copy."""
         if name in states:
-            return len(states[name][1])
-        source = self._source(name)
-        is_copy = source != self.folder / name
-        return source.stat().st_size if is_copy else None
+            _, data = states[name]
+            return len(data)
+        source = self._choose_source(name)
+        if source == self.folder / name:
+            return None
+        return source.stat().st_size
 
-    def _about_to_be(self, name: str, size: int | None) -> Version:
-        """Return what is known of an object before a version of `size` is sent."""
+    def _version_after(self, name: str, size: int | None) -> Version:
+        """Return the version of an object that is noted before `size` bytes are sent, until the answer comes."""
         noted = self._note.files.get(name)
         if noted is None:
             return Version(size, None)
@@ -265,10 +287,10 @@ class Uploader:
             info = self._store.fs.info(name)
             if self._note.knows(name, info):
                 mark = mark_of(info)
-        attempts = dict.fromkeys([*noted.unanswered, noted.bytes])
-        return Version(size, None, mark, unanswered=tuple(attempts)[-MAX_ATTEMPTS:])
+        sizes = list(dict.fromkeys([*noted.unanswered, noted.bytes]))  # each once, in their order
+        return Version(size, None, mark, unanswered=tuple(sizes[-MAX_ATTEMPTS:]))
 
-    def _put(self, name: str, found: list[Any], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
+    def _send_file(self, name: str, found: list[Any], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
         """Send a file, and note it.
 
         Args:
@@ -279,20 +301,22 @@ class Uploader:
             found, data = states[name]  # it may have changed since
             self._store.fs.pipe_file(name, data)
         else:
-            self._store.fs.put_file(str(self._source(name)), name)  # it may have changed: then it is sent again
+            self._store.fs.put_file(str(self._choose_source(name)), name)  # it may have changed: then it is sent again
         mark = mark_of(self._store.fs.info(name))
         size, time_of_change = found
         unanswered = self._note.files[name].unanswered
         self._note.files[name] = Version(size, time_of_change, mark, unanswered=unanswered)
         self._note.save(self.folder)
 
-    def _is_incomplete(self, name: str) -> bool:
+    def _waits_for_an_input(self, name: str) -> bool:
         """Report whether `name` is the index of a checkpoint without the input state of a worker on another host."""
         if not name.endswith(".index") or not self.has_others:
             return False
         path = self.folder / name.removesuffix(".index")
-        workers = manifest.saved_inputs(path)
-        return not all(place_of(Path(f"{path}.input-{worker}.index")).exists() for worker in workers)
+        for worker in manifest.saved_inputs(path):
+            if not place_of(Path(f"{path}.input-{worker}.index")).exists():
+                return True
+        return False
 
     def _delete(self, name: str) -> None:
         self.lease.check()
@@ -314,9 +338,12 @@ class Courier:
     """
 
     def __init__(self, uploader: Uploader) -> None:
-        self._uploader, self._store = uploader, uploader.lease.store
+        self._uploader = uploader
+        self._store = uploader.lease.store
         self._folder = uploader.folder / LEASES
-        self._place = ALONE if uploader.is_chief else Cluster(**uploader.lease.facts)
+        self._place = ALONE
+        if not uploader.is_chief:
+            self._place = Cluster(**uploader.lease.facts)
         self._marks: dict[str, str] = {}  # name -> mark of each message that was delivered
         self._answered: dict[str, tuple[str, int]] = {}  # name -> run and generation that each answer is to
         self._said: dict[Path, bytes] = {}
@@ -328,9 +355,10 @@ class Courier:
           LeaseLostError: another run has taken over.
           OSError, and errors of the store: the next call tries again.
         """
-        is_chief = self._uploader.is_chief
-        for path in self._folder.glob(CALL_FILE if is_chief else f"{PEERS_FOLDER}/*.json"):
-            if (data := path.read_bytes()) != self._said.get(path):
+        own = CALL_FILE if self._uploader.is_chief else f"{PEERS_FOLDER}/*.json"
+        for path in self._folder.glob(own):
+            data = path.read_bytes()
+            if data != self._said.get(path):
                 self._uploader.lease.check()
                 self._store.fs.pipe_file(os.path.relpath(path, self._uploader.folder), data)
                 self._said[path] = data
@@ -351,9 +379,10 @@ class Courier:
         # One call for all of them: the library asks for them side by side, and not one after the other.
         new = self._store.fs.cat(list(changed))
         if self._uploader.is_chief:
-            self._gather(new)
+            self._deliver_answers(new)
         else:
-            self._follow(new)
+            (call,) = new.values()
+            self._heed_call(call)
         self._marks.update(changed)
 
     def _messages_of_others(self) -> dict[str, Mapping[str, Any]]:
@@ -368,7 +397,7 @@ class Courier:
             return {call: self._store.fs.info(call)}
         return {}
 
-    def _gather(self, new: Mapping[str, bytes]) -> None:
+    def _deliver_answers(self, new: Mapping[str, bytes]) -> None:
         """On the chief: deliver the new answers. Before the last of all, send what is here; a checkpoint without the
         input state of a worker, which was lost with its machine, then gives way to the one in the bucket.
         """
@@ -379,35 +408,55 @@ class Courier:
         answered = list(self._answered.values())
         num_answers = answered.count((call["run"], call["generation"]))
         num_tasks = sum(map(len, call["tasks"].values()))
-        if call["phase"] == "gather" and num_answers >= num_tasks - 1:
-            while not self._uploader.send(self.say):
-                pass
+        have_all_answered = num_answers >= num_tasks - 1  # all but the chief
+        if call["phase"] == "gather" and have_all_answered:
+            self._send_all()
             self._uploader.fetch(self._uploader.held)
         for name, data in new.items():
             write_atomically(self._uploader.folder / name, data)
 
-    def _follow(self, new: Mapping[str, bytes]) -> None:
+    def _heed_call(self, data: bytes) -> None:
         """On another host: do what the chief's call asks for, and deliver it. Another cluster's asks nothing of it."""
-        (data,) = new.values()
-        path, call, uploader = self._folder / CALL_FILE, json.loads(data), self._uploader
+        uploader = self._uploader
+        path = self._folder / CALL_FILE
+        call = json.loads(data)
         if not self._place.is_in(call.get("tasks", {})):
-            return write_atomically(path, data)
-        number, before = self._store.highest(), uploader.lease
+            write_atomically(path, data)
+            return
+        phase = call["phase"]
+        number = self._store.highest()
         lease = Lease(self._store, number, self._store.lease(number))
-        phase, known = call["phase"], json.loads(path.read_bytes()) if path.exists() else {}
+        before = uploader.lease
+        # Others took over while this process was stopped; only a call to gather means it, too.
         is_passed = before.number not in (0, lease.number) and phase != "gather"
         if is_passed and phase == "go":
-            return  # it does not mean this process, which was stopped while others took over
-        if any(known.get(key) != call[key] for key in ("run", "generation", "phase")):
+            return  # it does not mean this process
+        if self._is_new(call):
             if phase == "go":
                 uploader.fetch()
-            elif phase == "gather" and before.number and before.facts.get("folder") != lease.facts.get("folder"):
-                uploader.fetch(None)  # the chief has continued elsewhere, from what the bucket has
+            elif phase == "gather" and before.number:
+                has_moved = before.facts.get("folder") != lease.facts.get("folder")
+                if has_moved:  # the chief has continued elsewhere, from what the bucket has
+                    uploader.fetch(None)
             uploader.lease = lease
-            while phase == "gather" and not uploader.send(self.say):
-                pass
+            if phase == "gather":
+                self._send_all()
         uploader.lease = before if is_passed else lease
         write_atomically(path, data)
+
+    def _is_new(self, call: Mapping[str, Any]) -> bool:
+        """Report whether a call asks for something else than the one that was delivered before it."""
+        path = self._folder / CALL_FILE
+        if not path.exists():
+            return True
+        known = json.loads(path.read_bytes())
+        asks_for = ("run", "generation", "phase")
+        return any(known.get(key) != call[key] for key in asks_for)
+
+    def _send_all(self) -> None:
+        """Send until nothing is left, and the messages of this host meanwhile."""
+        while not self._uploader.send(self.say):
+            pass
 
 
 def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bool = False) -> int:
@@ -420,7 +469,7 @@ def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bo
       0: everything is sent; NOT_ALL: another run has the lease, the folder is gone, or such a checkpoint is left.
     """
     with sending_in(folder):
-        code = _follow(Uploader(folder, lease), is_last, is_alone=is_alone)
+        code = _send_until_last(Uploader(folder, lease), is_last, is_alone=is_alone)
     if code is not None:
         return code
     # Another has the lease or the folder is gone. It is for who started this process to say how the run ends.
@@ -428,7 +477,7 @@ def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bo
     return NOT_ALL
 
 
-def _follow(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> int | None:
+def _send_until_last(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> int | None:
     """As in `follow`; None: nothing more may be sent."""
     courier = Courier(uploader)
     is_behind = False
@@ -438,9 +487,10 @@ def _follow(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> 
         wait = _secs_between_looks(uploader, ends=ends)
         is_due = ends or time.monotonic() >= sends_at
         try:
-            is_all = _look(uploader, courier, is_due=is_due)
-            if ends and is_all and (is_alone or not uploader.held):
-                return _end(uploader)
+            is_all = _exchange(uploader, courier, is_due=is_due)
+            waits_for_others = bool(uploader.held) and not is_alone
+            if ends and is_all and not waits_for_others:
+                return _code_of_end(uploader)
             if is_due:
                 sends_at = time.monotonic() + PERIOD_SECS
             is_behind = False
@@ -462,7 +512,7 @@ def _follow(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> 
             is_last.wait(wait)
 
 
-def _look(uploader: Uploader, courier: Courier, *, is_due: bool) -> bool:
+def _exchange(uploader: Uploader, courier: Courier, *, is_due: bool) -> bool:
     """Carry the messages that are new, and send if it is time to. Return whether that was all there is to send."""
     if uploader.has_others:
         courier.hear()  # first: what the chief calls may come with another lease
@@ -473,14 +523,18 @@ def _look(uploader: Uploader, courier: Courier, *, is_due: bool) -> bool:
 def _secs_between_looks(uploader: Uploader, *, ends: bool) -> float:
     if ends:
         return GLANCE_SECS
-    return RETRY_SECS if uploader.has_others else PERIOD_SECS
+    if uploader.has_others:
+        return RETRY_SECS
+    return PERIOD_SECS
 
 
-def _end(uploader: Uploader) -> int:
+def _code_of_end(uploader: Uploader) -> int:
     """Return the exit code when everything is sent that can be, and say what cannot."""
     if uploader.held:
-        say(f"remote: {', '.join(sorted(uploader.held))}: the state of a worker's input is missing")
-    return NOT_ALL if uploader.held or uploader.damaged else FINISHED
+        names = ", ".join(sorted(uploader.held))
+        say(f"remote: {names}: the state of a worker's input is missing")
+    is_all = not uploader.held and not uploader.damaged
+    return FINISHED if is_all else NOT_ALL
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -491,41 +545,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--secs", type=float, default=RunSettings.upload_secs, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     keep_saying()
-    folder, is_last = options.folder.absolute(), threading.Event()
-    note = Note.read(folder)
-    if options.lease is not None:
-        lease = Lease(Store(note.url), *options.lease)
-        if lease.number:  # it is the chief's
-            lease.keep()
-
-        def heard(line: str) -> None:
-            if not line:
-                is_last.set()
-                ends_at = time.monotonic() + options.secs
-                while time.monotonic() < ends_at and not lease.lost:  # the next start waits for this process
-                    time.sleep(GLANCE_SECS)
-                lease.end()
-                os._exit(NOT_ALL)  # a file may be under way
-
-        heed_starter(heard)
-    else:
+    folder = options.folder.absolute()
+    is_last = threading.Event()
+    is_by_hand = options.lease is None
+    if is_by_hand:
         try:
-            with reaching(note.url):
-                store = Store(note.url)
-                if not note.folder or not store.is_current(folder):
-                    where = note.url or "a URL"
-                    raise ConfigError(f"{folder} was not the last to write to {where}, so nothing is sent.")
-                lease = Lease.take(store, note.folder, RunSettings.lease_secs)
-                # Under the lease, as at each start: what was lost or damaged here is not sent, but comes from there.
-                with sending_in(folder):
-                    store.update(folder, lease.number - 1, is_thorough=True)
+            lease = _take_lease(folder)
         except ConfigError as error:
             say(f"upload: {error}")
             return USER_ERROR
         is_last.set()
-    code = follow(folder, lease, is_last, is_alone=options.lease is None)
+    else:
+        lease = Lease(Store(Note.read(folder).url), *options.lease)
+        if lease.number:  # it is the chief's
+            lease.keep()
+        _end_with_starter(lease, is_last, options.secs)
+    code = follow(folder, lease, is_last, is_alone=is_by_hand)
     lease.end()
     return code
+
+
+def _take_lease(folder: Path) -> Lease:
+    """Take the lease for a folder that was the last to write to its URL.
+
+    Raises:
+      ConfigError: it was not; another run holds the lease; or the bucket cannot be reached.
+    """
+    note = Note.read(folder)
+    with reaching(note.url):
+        store = Store(note.url)
+        if not note.folder or not store.is_current(folder):
+            where = note.url or "a URL"
+            raise ConfigError(f"{folder} was not the last to write to {where}, so nothing is sent.")
+        lease = Lease.take(store, note.folder, RunSettings.lease_secs)
+        # Under the lease, as at each start: what was lost or damaged here is not sent, but comes from there.
+        with sending_in(folder):
+            store.update(folder, lease.number - 1, is_thorough=True)
+    return lease
+
+
+def _end_with_starter(lease: Lease, is_last: threading.Event, secs: float) -> None:
+    """Set `is_last` when the process that started this one says so or ends; `secs` later end this process."""
+
+    def heed(line: str) -> None:
+        if line:
+            return
+        is_last.set()
+        ends_at = time.monotonic() + secs
+        while time.monotonic() < ends_at and not lease.lost:  # the next start waits for this process
+            time.sleep(GLANCE_SECS)
+        lease.end()
+        os._exit(NOT_ALL)  # a file may be under way
+
+    heed_starter(heed)
 
 
 if __name__ == "__main__":

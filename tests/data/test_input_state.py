@@ -259,7 +259,7 @@ def test_a_resume_with_other_options_and_with_batches_ahead_is_exact(
     (line,) = [line for line in said_of(caplog).splitlines() if "prefetch_to_device" in line]
     messages.same("INFO", line)
     # A CPU in place of the GPU: TensorFlow copies to it in the same way.
-    monkeypatch.setattr(inputs, "_device_prefetch", lambda *_: inputs.DevicePrefetch("/device:CPU:0", 2))
+    monkeypatch.setattr(inputs, "_choose_prefetch", lambda *_: inputs.DevicePrefetch("/device:CPU:0", 2))
     for steps in (4, 4):
         found += train(tmp_path / "b", steps, ahead)
     assert not Reader(tmp_path / "b" / "model.ckpt-24").has_iterator(0)

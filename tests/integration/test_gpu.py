@@ -166,7 +166,7 @@ def test_batches_that_are_copied_ahead_are_the_same(
     tmp_path: Path, on_cpu: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not ON_GPU:  # TensorFlow copies to a CPU in the same way
-        monkeypatch.setattr(inputs, "_device_prefetch", lambda *_: inputs.DevicePrefetch("/device:CPU:0", 2))
+        monkeypatch.setattr(inputs, "_choose_prefetch", lambda *_: inputs.DevicePrefetch("/device:CPU:0", 2))
     trainer = trainer_of(tmp_path, "default").train(train_input(ahead=2), steps=12)
     assert_close(values_of(trainer), on_cpu)
 

@@ -98,7 +98,7 @@ def test_a_store_that_ignores_conditions_is_refused(without_conditions: Emulator
 def test_one_start_wins_and_is_followed_when_the_store_finds_it_expired(
     emulator: Emulator, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lease, "_keep", lambda lease: None)
+    monkeypatch.setattr(Lease, "_renew", lambda lease: None)
     monkeypatch.setattr(stores, "_this_process", lambda: {"host": uuid.uuid4().hex, "boot": "", "pid": 1, "began": 0})
     store, taken = Store(url), list[int]()
     barrier = threading.Barrier(16)

@@ -69,7 +69,7 @@ def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(stores_in_memory: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(Lease, "_keep", lambda lease: None)  # no lease is renewed while a test looks
+    monkeypatch.setattr(Lease, "_renew", lambda lease: None)  # no lease is renewed while a test looks
     pytest.importorskip("fsspec")
     made = Store(f"memory://{uuid.uuid4().hex}/run")
     yield made

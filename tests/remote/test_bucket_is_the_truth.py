@@ -354,9 +354,9 @@ def test_what_expired_before_a_kill_is_removed_and_not_fetched(
 ) -> None:
     for step in (4, 5):
         save(folder, step)  # nothing is sent
-    monkeypatch.setattr(Store, "_stage", lambda *args: pytest.fail("it is fetched"))
+    monkeypatch.setattr(Store, "_fetch_aside", lambda *args: pytest.fail("it is fetched"))
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_move", lambda *args: pytest.fail("it is fetched"))
+        patch.setattr(Store, "_move_into_place", lambda *args: pytest.fail("it is fetched"))
         mirror = start(store, folder)
     end(store, mirror, folder)
     assert {name for name in names(store) if name.endswith("data-00000-of-00001") and "input" not in name} == {

@@ -266,7 +266,7 @@ class ControlPlane:
 
     def _carry(self, courier: Courier) -> None:
         while len(self._ended) < len(self._places):  # a supervisor that has not ended waits for a message
-            upload._look(courier._uploader, courier, is_due=False)
+            upload._exchange(courier._uploader, courier, is_due=False)
             self._clock.sleep(upload.RETRY_SECS)
         if courier._uploader.is_chief:
             courier._uploader.lease.end()

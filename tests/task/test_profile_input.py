@@ -183,7 +183,7 @@ def test_a_change_whose_input_fails_while_it_is_timed_is_left_out() -> None:
     good, bad = (dataclasses.replace(trial(1.0).change, kind=kind) for kind in ("many", "parallel"))
     read = {good: input_profile.Reading(whole, lambda: None), bad: input_profile.Reading(whole.map(ends), lambda: None)}
     untried: dict[input_profile.Change, Exception] = {}
-    unchanged, rounds = input_profile._in_turn(input_profile.Reading(whole, lambda: None), read, untried)
+    unchanged, rounds = input_profile._read_in_turn(input_profile.Reading(whole, lambda: None), read, untried)
     assert list(untried) == [bad] and isinstance(untried[bad], tf.errors.InvalidArgumentError)
     assert len(rounds[good]) == 3 and rounds[bad] == [] and len(unchanged) == 6
 
