@@ -114,12 +114,21 @@ class Process:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> Child:
     """Start a process that begins with `argv`, as `Spawn` says."""
-    lifeline, heartbeat, stdout, stderr = descriptors
+    kept = [descriptors.lifeline, descriptors.heartbeat]
+    if SCREEN in env:
+        kept.append(int(env[SCREEN]))
+    # Our own stdout and stderr are not passed but inherited.
+    stdout = None if descriptors.stdout == 1 else descriptors.stdout
+    stderr = None if descriptors.stderr == 2 else descriptors.stderr
     return subprocess.Popen(
-        list(argv), env=descriptors.named_in(env),
-        stdin=subprocess.DEVNULL, stdout=None if stdout == 1 else stdout, stderr=None if stderr == 2 else stderr,
-        start_new_session=True, pass_fds=(lifeline, heartbeat, *([int(env[SCREEN])] if SCREEN in env else [])),
-    )  # fmt: skip
+        list(argv),
+        env=descriptors.named_in(env),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        pass_fds=kept,
+    )
 
 
 def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "", spawn: Spawn = _spawn) -> Process:
@@ -130,19 +139,25 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
         terminal.
       spawn: starts it; that of a task server forks it.
     """
-    puts: Sequence[Callable[[str], None]] = (lambda line: print(f"{line}\n", end="", flush=True), say) if prefix else ()
+    puts: Sequence[Callable[[str], None]] = (_print_line, say) if prefix else ()
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         lifeline, write_end = pipe(theirs, ours)
         if SCREEN in env:
             theirs.callback(os.close, int(env[SCREEN]))
         heard, heartbeat = pipe(ours, theirs)
         outputs = [pipe(ours, theirs) for _ in puts]
-        child = spawn(argv, env, Descriptors(lifeline, heartbeat, *(end for _, end in outputs)))
+        write_ends = [end for _, end in outputs]
+        child = spawn(argv, env, Descriptors(lifeline, heartbeat, *write_ends))
         ours.pop_all()
     # newline: a progress bar's carriage returns are no ends of lines.
     sources = [os.fdopen(source, encoding="utf-8", errors="replace", newline="\n") for source, _ in outputs]
     pumps = [start_pump(source, put, prefix) for source, put in zip(sources, puts, strict=True)]
     return Process(child, write_end, HeartbeatMonitor(heard), pumps)
+
+
+def _print_line(line: str) -> None:
+    # In one write, so that lines of several threads do not mix.
+    print(f"{line}\n", end="", flush=True)
 
 
 def pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
@@ -176,7 +191,8 @@ class Watchdog:
         self._has_work = mmap.mmap(-1, 1)  # shared with the watchdog
         if lifeline < 0:
             return
-        task, ended = os.getpid(), _open_pidfd()
+        task = os.getpid()
+        ended = _open_pidfd()
         # Fork before TensorFlow is used, and usually before it is imported, while this process has one thread.
         watchdog = os.fork()
         if watchdog == 0:
@@ -189,7 +205,7 @@ class Watchdog:
             os.close(ended)
         os.set_inheritable(lifeline, False)  # processes that the child starts must not inherit it
         stand_in = (watchdog, lifeline, grace_secs)
-        threading.Thread(target=_stand_in, args=stand_in, daemon=True, name="lifeline").start()
+        threading.Thread(target=_watch_lifeline, args=stand_in, daemon=True, name="lifeline").start()
 
     def note_work(self) -> None:
         """Report that from now on there is something to save, so that the whole grace period is given."""
@@ -201,7 +217,9 @@ class Watchdog:
         waits.register(lifeline, select.POLLIN)
         if ended >= 0:
             waits.register(ended, select.POLLIN)
-        while not waits.poll(None if ended >= 0 else 1000 * _GLANCE_SECS):
+        # Without a descriptor that tells when the task has ended, look from time to time.
+        timeout_ms = None if ended >= 0 else 1000 * _GLANCE_SECS
+        while not waits.poll(timeout_ms):
             if os.getppid() != task:
                 return
         if _has_ended(task, ended, 0):
@@ -236,13 +254,15 @@ def describe_exit(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"was killed by {name}" + (" (by the system for lack of memory, or by hand)" if -code == 9 else "")
+    if -code == signal.SIGKILL:
+        return f"was killed by {name} (by the system for lack of memory, or by hand)"
+    return f"was killed by {name}"
 
 
 _GLANCE_SECS = 0.2
 
 
-def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
+def _watch_lifeline(watchdog: int, lifeline: int, grace_secs: float) -> None:
     """Do the watchdog's work in a thread of the task, if the watchdog was killed."""
     while os.read(lifeline, 1):
         pass
@@ -278,8 +298,9 @@ def _detach(keep: Sequence[int]) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
+    kept = sorted(descriptor for descriptor in keep if descriptor >= 0)
     first = 3
-    for descriptor in sorted(one for one in keep if one >= 0):
+    for descriptor in kept:
         os.closerange(first, descriptor)
         first = descriptor + 1
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -92,20 +92,23 @@ class PlainProgress(Progress):
         self._counted_at = 0.0
 
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
-        self._pace, self._said_at, self._unsaid = _Pace(total_steps, epochs), None, []
+        self._pace = _Pace(total_steps, epochs)
+        self._said_at = None
+        self._unsaid = []
 
     def update(self, loop: LoopReport) -> None:
-        step, facts = loop.step, self._pace.facts(loop)
-        total = f"/{self._pace.total_steps}" if self._pace.total_steps else ""
-        epoch, left = self._pace.epoch(step), self._pace.time_left(step)
-        self._unsaid = ["  ".join([f"step {step}{total}", *epoch, *facts, *left])]
+        facts = self._pace.facts(loop)  # before the time that is left, for which it counts the speed
+        epoch = self._pace.epoch(loop.step)
+        left = self._pace.time_left(loop.step)
+        self._unsaid = ["  ".join([self._pace.reached(loop.step), *epoch, *facts, *left])]
         now = self._clock()
         if self._said_at is None or now - self._said_at >= self._period_secs:
             self._said_at = now
             self._say()
 
     def count(self, what: str, examples: int) -> None:
-        now, (last_what, last_examples) = self._clock(), self._counted
+        now = self._clock()
+        last_what, last_examples = self._counted
         self._counted = (what, examples)
         if what != last_what or examples < last_examples:
             self._counted_at = now  # a new evaluation: print nothing if it ends within one period
@@ -148,20 +151,26 @@ class RichProgress(Progress):
 
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
         self.stop()
-        self._pace, self._step, self._facts, self._began = _Pace(total_steps, epochs), step, (), self._clock()
+        self._pace = _Pace(total_steps, epochs)
+        self._step = step
+        self._facts = ()
+        self._began = self._clock()
         self._bar = ProgressBar(total=total_steps, completed=step, pulse=False)
         self._show()
 
     def update(self, loop: LoopReport) -> None:
-        self._facts, self._step = self._pace.facts(loop), loop.step
+        self._facts = self._pace.facts(loop)
+        self._step = loop.step
         if self._bar is not None:
             self._bar.update(loop.step)
 
     def count(self, what: str, examples: int) -> None:
-        is_new = self._counted is None or self._counted[0] != what
-        began = self._clock() if self._counted is None or is_new else self._counted[2]
-        self._counted = (what, examples, began)
-        self._show(at_once=is_new)
+        if self._counted is not None and self._counted[0] == what:
+            self._counted = (what, examples, self._counted[2])
+            self._show()
+        else:
+            self._counted = (what, examples, self._clock())
+            self._show(at_once=True)
 
     def message(self, text: str) -> None:
         self._counted = None
@@ -179,56 +188,72 @@ class RichProgress(Progress):
                 self.stop()
 
     def stop(self) -> None:
-        self._counted, self._phases = None, []  # counts and phases leave nothing on the screen
+        # Counts and phases leave nothing on the screen.
+        self._counted = None
+        self._phases = []
         if self._live is not None:
             self._live.transient = self._bar is None
             self._live.stop()
-        self._live = self._bar = None
+        self._live = None
+        self._bar = None
 
     def _show(self, *, at_once: bool = False) -> None:
         """Show the live lines; `at_once` redraws them if they are shown already."""
-        if self._live is not None:
-            if at_once:
-                self._live.refresh()
-        else:
+        if self._live is None:
             self._live = Live(
-                get_renderable=self._lines, console=self._console, refresh_per_second=5,
-                redirect_stdout=self._console.is_terminal, redirect_stderr=self._console.is_terminal,
-            )  # fmt: skip
+                get_renderable=self._lines,
+                console=self._console,
+                refresh_per_second=5,
+                redirect_stdout=self._console.is_terminal,
+                redirect_stderr=self._console.is_terminal,
+            )
             self._live.start(refresh=True)
+        elif at_once:
+            self._live.refresh()
 
     def _lines(self) -> RenderableType:
         lines: list[RenderableType] = []
         if self._bar is not None:
-            lines += self._training(self._bar)
+            lines += self._lines_of_training(self._bar)
         now = self._clock()
         if self._counted is not None:
             what, examples, began = self._counted
-            lines.append(self._spinning(f"{what}  {examples:,} examples  {format_secs(now - began)}"))
+            passed = format_secs(now - began)
+            lines.append(self._spinner_line(f"{what}  {examples:,} examples  {passed}"))
         elif self._phases:
             name, began = self._phases[-1]
-            lines.append(self._spinning(f"{_PHASES.get(name, name)}  {format_secs(now - began)}"))
+            passed = format_secs(now - began)
+            lines.append(self._spinner_line(f"{_PHASES.get(name, name)}  {passed}"))
         return Group(*lines)
 
-    def _training(self, bar: ProgressBar) -> list[RenderableType]:
+    def _lines_of_training(self, bar: ProgressBar) -> list[RenderableType]:
         """Return the line with the progress bar, and the lines with the facts below it."""
-        total = self._pace.total_steps
+        place = "  ".join([*self._pace.epoch(self._step), self._pace.reached(self._step)])
+        passed = format_secs(self._clock() - self._began)
+        times = "  ".join([passed, *self._pace.time_left(self._step)])
         first = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
-        place = "  ".join([*self._pace.epoch(self._step), f"step {self._step}{f'/{total}' if total else ''}"])
-        secs = format_secs(self._clock() - self._began)
-        first.add_row(place, bar if total else "", "  ".join([secs, *self._pace.time_left(self._step)]))
-        return [first, *(Text(line) for line in _filled(self._facts, self._console.width))]
+        if self._pace.total_steps:
+            first.add_row(place, bar, times)
+        else:
+            first.add_row(place, "", times)
+        below = [Text(line) for line in _filled(self._facts, self._console.width)]
+        return [first, *below]
 
-    def _spinning(self, text: str) -> RenderableType:
+    def _spinner_line(self, text: str) -> RenderableType:
         self._spinner.update(text=Text(text))
         return self._spinner
 
 
 _PHASES = {
-    "import": "importing TensorFlow", "build": "building the input and the model", "trace": "tracing the graph",
-    "restore": "restoring the checkpoint", "save": "saving a checkpoint", "evaluate": "evaluating",
-    "predict": "predicting", "export": "exporting",
-}  # fmt: skip
+    "import": "importing TensorFlow",
+    "build": "building the input and the model",
+    "trace": "tracing the graph",
+    "restore": "restoring the checkpoint",
+    "save": "saving a checkpoint",
+    "evaluate": "evaluating",
+    "predict": "predicting",
+    "export": "exporting",
+}
 """Phase of the journal -> its text on the screen."""
 
 
@@ -240,13 +265,17 @@ def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
       width: the width.
       between: separates two facts. At the end of a line that another line follows, it stands without its spaces.
     """
+    mark = between.rstrip()  # such as a comma
+    spaces = between[len(mark) :]
     lines: list[str] = []
-    for number, fact in enumerate(facts):
-        end = between.rstrip() if number < len(facts) - 1 else ""
-        if lines and len(lines[-1]) + len(between) - len(between.rstrip()) + len(fact) + len(end) <= width:
-            lines[-1] += f"{between[len(between.rstrip()) :]}{fact}{end}"
+    for number, fact in enumerate(facts, start=1):
+        text = fact
+        if number < len(facts):
+            text += mark
+        if lines and len(lines[-1]) + len(spaces) + len(text) <= width:
+            lines[-1] += spaces + text
         else:
-            lines.append(f"{fact}{end}")
+            lines.append(text)
     return lines
 
 
@@ -273,34 +302,43 @@ class _Pace:
     """The facts shown beside a step's number; speeds are averaged over the last loops."""
 
     def __init__(self, total_steps: int | None, epochs: Epochs | None = None) -> None:
-        self.total_steps, self.epochs = total_steps, epochs
+        self.total_steps = total_steps
+        self.epochs = epochs
         self._updates = 0
-        self._steps_per_sec = self._examples_per_sec = 0.0
+        self._steps_per_sec = 0.0
+        self._examples_per_sec = 0.0
 
     def facts(self, loop: LoopReport) -> list[str]:
         """Return loss, logged values, steps/s and examples/s, as far as they are known."""
         self._updates += 1
-        numbers = [f"loss {loop.loss:.4g}", *(f"{name} {value:.4g}" for name, value in loop.logged.items())]
+        numbers = [f"loss {loop.loss:.4g}"]
+        for name, value in loop.logged.items():
+            numbers.append(f"{name} {value:.4g}")
         if self._updates == 1:  # the first loop traces the graph, so its speed is not representative
             return numbers
         weight = 1.0 if self._updates == 2 else 0.3
         self._steps_per_sec += weight * (loop.steps_per_sec - self._steps_per_sec)
         self._examples_per_sec += weight * (loop.examples_per_sec - self._examples_per_sec)
-        return [
-            *numbers,
-            f"{format_number(round(self._steps_per_sec, 1))} steps/s",
-            f"{format_number(round(self._examples_per_sec))} examples/s",
-        ]
+        steps_per_sec = format_number(round(self._steps_per_sec, 1))
+        examples_per_sec = format_number(round(self._examples_per_sec))
+        return [*numbers, f"{steps_per_sec} steps/s", f"{examples_per_sec} examples/s"]
+
+    def reached(self, step: int) -> str:
+        """Return `step 30/100`; `step 30` if the last step is not known."""
+        return f"step {step}/{self.total_steps}" if self.total_steps else f"step {step}"
 
     def epoch(self, step: int) -> list[str]:
         """Return `epoch 3/10`; an empty list if passes are not counted."""
-        return [f"epoch {self.epochs.of(step)}/{self.epochs.total}"] if self.epochs else []
+        if self.epochs is None:
+            return []
+        return [f"epoch {self.epochs.of(step)}/{self.epochs.total}"]
 
     def time_left(self, step: int) -> list[str]:
         """Return `ETA 18s`; an empty list if it is not known."""
         if not self.total_steps or self._steps_per_sec <= 0 or step >= self.total_steps:
             return []
-        return [f"ETA {format_secs((self.total_steps - step) / self._steps_per_sec)}"]
+        secs = (self.total_steps - step) / self._steps_per_sec
+        return [f"ETA {format_secs(secs)}"]
 
 
 def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
@@ -309,7 +347,8 @@ def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
     if mode == "off":
         return Progress()
     if shows_live(mode, stream):
-        return RichProgress(Console(file=stream, force_terminal=True if mode == "rich" else None))
+        is_terminal = True if mode == "rich" else None  # None: rich finds out
+        return RichProgress(Console(file=stream, force_terminal=is_terminal))
     return PlainProgress(stream)
 
 
@@ -322,10 +361,14 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
     stream = stream or sys.stdout
     rows = [*_summary_rows(summary), ("model_dir", model_dir)]
     if stream.isatty() and not prefix:
-        columns = Column(style="bold"), Column(overflow="fold")
-        room = terminal_width(stream) - max(len(name) for name, _ in rows) - 2
-        filled = [(name, "\n".join(_filled(value.split(", "), room, ", "))) for name, value in rows]
-        _print_rich(Table(*columns, show_header=False, box=None, pad_edge=False), filled, stream)
+        width_of_names = max(len(name) for name, _ in rows)
+        room = terminal_width(stream) - width_of_names - 2
+        filled = []
+        for name, value in rows:
+            lines = _filled(value.split(", "), room, ", ")
+            filled.append((name, "\n".join(lines)))
+        table = Table(Column(style="bold"), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
+        _print_rich(table, filled, stream)
     else:
         for name, value in rows:
             print(f"{prefix}{name}: {value}", file=stream)
@@ -339,12 +382,14 @@ def print_job(summary: Mapping[str, Any], model_dir: str, prefix: str = "") -> N
       prefix: precedes each line, if several jobs run at a time.
     """
     rows = dict(_summary_rows(summary))
-    found = [f"{name} {rows[name]}" for name in summary.get("metrics", {}) if name in rows]
-    secs = sum((summary.get("phases") or {}).values())
-    facts = [", ".join(found), f"step {rows.get('global_step', 0)}", _format_short(secs)]
-    lines = [f"{rows['status']}: {', '.join(filter(None, facts))}"]
+    facts = [f"{name} {rows[name]}" for name in summary.get("metrics", {}) if name in rows]
+    facts.append(f"step {rows.get('global_step', 0)}")
+    phases = summary.get("phases") or {}
+    facts.append(_format_short(sum(phases.values())))
+    lines = [f"{rows['status']}: {', '.join(facts)}"]
     lines += [f"{name}: {rows[name]}" for name in _OF_ONE_JOB if name in rows]
-    for line in (*lines, f"model_dir: {model_dir}"):
+    lines.append(f"model_dir: {model_dir}")
+    for line in lines:
         print(f"{prefix}{line}")
     sys.stdout.flush()
 
@@ -353,7 +398,7 @@ def print_common(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print what is the same for all jobs of a sweep."""
     rows = [dict(_summary_rows(summary)) for summary in summaries]
     for name in _OF_ALL_JOBS:
-        values = {one.get(name) for one in rows}
+        values = {row.get(name) for row in rows}
         if len(values) == 1 and values != {None}:
             print(f"{name}: {values.pop()}")
     sys.stdout.flush()
@@ -361,14 +406,15 @@ def print_common(summaries: Sequence[Mapping[str, Any]]) -> None:
 
 def counted(count: int, what: str) -> str:
     """Return `1 server`, `2 servers`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def format_number(value: float) -> str:
     """Return a number with four significant digits; integers unchanged."""
-    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
-        return f"{int(value):,}"
-    return f"{value:.4g}"
+    is_whole = isinstance(value, int)
+    if not is_whole and math.isfinite(value):
+        is_whole = value == int(value) and abs(value) < 1e15
+    return f"{int(value):,}" if is_whole else f"{value:.4g}"
 
 
 def format_secs(secs: float) -> str:
@@ -393,10 +439,10 @@ def format_bytes(size: float) -> str:
 
 def format_age(secs: float) -> str:
     """Return an age as `12 s`, `5 min`, `3 h` or `2 days`."""
-    for unit, length in (("s", 60), ("min", 60), ("h", 48)):
-        if secs < length:
+    for unit, limit, in_next_unit in (("s", 60, 60), ("min", 60, 60), ("h", 48, 24)):
+        if secs < limit:
             return f"{int(secs)} {unit}"
-        secs /= 60 if unit != "h" else 24
+        secs /= in_next_unit
     return f"{int(secs)} days"
 
 
@@ -416,31 +462,55 @@ def print_table(
       have `_` for spaces.
     """
     stream = stream or sys.stdout
-    texts = [[_text_of(cell) for cell in row] for row in rows[:max_rows]]
-    columns = list(zip(headers, *texts, strict=True))
-    is_numeric = [all(_NUMBER.fullmatch(cell) for cell in cells) for _, *cells in columns]
+    texts = [list(map(_text_of, row)) for row in rows[:max_rows]]
     if stream.isatty():
-        table = Table(title=title, title_justify="left", show_header=any(headers))
-        for name, is_right in zip(headers, is_numeric, strict=True):
-            table.add_column(name, justify="right" if is_right else "left", overflow="fold")
-        _print_rich(table, texts, stream)
+        _print_with_lines(title, headers, texts, stream)
     else:
-        sides = [str.rjust if is_right else str.ljust for is_right in is_numeric]
-        widths = [max(map(len, column)) for column in columns]
-        print(title, file=stream)
-        for row in (headers, *texts) if any(headers) else texts:
-            cells = (pad(cell, width) for pad, cell, width in zip(sides, row, widths, strict=True))
-            print("  ".join(cells).rstrip(), file=stream)
+        _print_aligned(title, headers, texts, stream)
     stream.flush()
     if len(headers) == 2:
         return {name.replace(" ", "_"): value for name, value in rows}
-    return [dict(zip([name.replace(" ", "_") for name in headers], row, strict=True)) for row in rows]
+    names = [name.replace(" ", "_") for name in headers]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _print_with_lines(title: str, headers: Sequence[str], texts: Sequence[Sequence[str]], stream: IO[str]) -> None:
+    table = Table(title=title, title_justify="left", show_header=any(headers))
+    for name, *cells in zip(headers, *texts, strict=True):
+        side: Literal["left", "right"] = "right" if _are_numbers(cells) else "left"
+        table.add_column(name, justify=side, overflow="fold")
+    _print_rich(table, texts, stream)
+
+
+def _print_aligned(title: str, headers: Sequence[str], texts: Sequence[Sequence[str]], stream: IO[str]) -> None:
+    padded_columns = []
+    for column in zip(headers, *texts, strict=True):
+        width = max(map(len, column))
+        pad = str.rjust if _are_numbers(column[1:]) else str.ljust
+        padded_columns.append([pad(cell, width) for cell in column])
+    header, *padded_rows = zip(*padded_columns, strict=True)
+    print(title, file=stream)
+    if any(headers):
+        padded_rows = [header, *padded_rows]
+    for row in padded_rows:
+        print("  ".join(row).rstrip(), file=stream)
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    return all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
 def _text_of(cell: Any) -> str:
-    if isinstance(cell, list):
-        return "[" + ", ".join("batch" if i == 0 and size is None else str(size) for i, size in enumerate(cell)) + "]"
-    return ("yes" if cell else "") if isinstance(cell, bool) else f"{cell:,}" if isinstance(cell, int) else str(cell)
+    if isinstance(cell, list):  # a shape
+        sizes = [str(size) for size in cell]
+        if cell and cell[0] is None:
+            sizes[0] = "batch"
+        return f"[{', '.join(sizes)}]"
+    if isinstance(cell, bool):
+        return "yes" if cell else ""
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return str(cell)
 
 
 def _print_rich(table: Table, rows: Iterable[Sequence[str]], stream: IO[str]) -> None:
@@ -468,7 +538,8 @@ def format_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str
 
 def relative(path: Path) -> str:
     """Return `path` as the user would type it here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 _OF_ONE_JOB = (
@@ -490,32 +561,51 @@ _OF_ALL_JOBS = ("strategy", "devices")
 
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return (name, value) rows for the summary."""
-    step, replicas = summary.get("global_step"), summary.get("num_replicas")
-    tasks = [counted(replicas, "replica")] if replicas is not None and not summary.get("cluster") else []
-    strategy = ", ".join([str(summary.get("strategy")), *(summary.get("cluster") or tasks)])
-    phases = {name: secs for name, secs in (summary.get("phases") or {}).items() if secs >= 0.05}
     rows: list[tuple[str, Any]] = [
         ("status", summary["status"]),
         ("error", summary.get("error")),
         ("asked to stop", summary.get("interrupted_by")),
         ("stopped early", summary.get("stopped_early")),
-        ("global_step", None if step is None else format_number(step)),
-        # JSON has no NaN, so it is the text "nan".
-        *((name, format_number(float(value))) for name, value in summary.get("metrics", {}).items()),
-        ("best", summary.get("best")),
-        *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
+    ]
+    step = summary.get("global_step")
+    if step is not None:
+        rows.append(("global_step", format_number(step)))
+    for name, value in summary.get("metrics", {}).items():
+        rows.append((name, format_number(float(value))))  # JSON has no NaN, so it is the text "nan"
+    rows.append(("best", summary.get("best")))
+    for name in ("repeated_steps", "steps_per_sec"):
+        if summary.get(name):
+            rows.append((name, format_number(summary[name])))
+    rows += [
         ("lost workers", summary.get("lost_workers")),
         ("train.gradient_accumulation", summary.get("found_accumulation")),
         ("input-bound", _input_bound(summary.get("input_bound"))),
-        ("time", ", ".join(f"{name} {_format_short(secs)}" for name, secs in phases.items())),
+        ("time", _times(summary.get("phases") or {})),
         ("slowest start", summary.get("slowest_start")),
-        ("strategy", None if replicas is None else strategy),
+        ("strategy", _strategy(summary)),
         ("devices", summary.get("devices")),
-        *((name, summary.get(name)) for name in ("checkpoint", "predictions", "exports", "mlflow_run_id")),
+        ("checkpoint", summary.get("checkpoint")),
+        ("predictions", summary.get("predictions")),
+        ("exports", summary.get("exports")),
+        ("mlflow_run_id", summary.get("mlflow_run_id")),
         *(summary.get("addresses") or {}).items(),
         ("resume", summary.get("resume")),
     ]
     return [(name, str(value)) for name, value in rows if value]
+
+
+def _times(phases: Mapping[str, float]) -> str:
+    """Return `import 2.9 s, train 12.3 s`, without what took no time."""
+    return ", ".join(f"{name} {_format_short(secs)}" for name, secs in phases.items() if secs >= 0.05)
+
+
+def _strategy(summary: Mapping[str, Any]) -> str | None:
+    """Return `multi_worker, 2 workers`; None if the run did not come so far."""
+    replicas = summary.get("num_replicas")
+    if replicas is None:
+        return None
+    tasks = summary.get("cluster") or [counted(replicas, "replica")]
+    return ", ".join([str(summary.get("strategy")), *tasks])
 
 
 def _format_short(secs: float) -> str:
@@ -532,4 +622,6 @@ def _input_bound(share: float | None) -> str | None:
     if share is None:
         return None
     written = f"{100 * share:.0f} %"
-    return f"{written}; what to do: runner --help training.md#input" if share > _INPUT_BOUND else written
+    if share > _INPUT_BOUND:
+        written += "; what to do: runner --help training.md#input"
+    return written

@@ -22,7 +22,10 @@ from bdb import BdbQuit
 from runner.system.child_process import STOP_SIGNALS
 from runner.system.files import StorageError, is_disk_full
 
-FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
+FINISHED = 0
+FAILED = 1
+USER_ERROR = 2
+INTERRUPTED = 3
 PEER_LOST = 75
 OUT_OF_MEMORY = 76
 
@@ -57,7 +60,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """
     while error is not None:
         is_of_kind = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-        if is_of_kind or any(text in str(error) for text in ("failed to map segment", "can't start new thread")):
+        if is_of_kind:
+            return True
+        text = str(error)
+        if "failed to map segment" in text or "can't start new thread" in text:
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -69,8 +75,10 @@ def code_of_error(error: Exception) -> int:
         return FAILED
     if isinstance(error, (*USER_ERRORS, BdbQuit)):
         return USER_ERROR
+    if not hasattr(error, BY_USER):
+        return FAILED
     is_environment = isinstance(error, StorageError) or type(error).__name__ in ENVIRONMENT_ERRORS
-    return USER_ERROR if hasattr(error, BY_USER) and not is_environment and not is_disk_full(error) else FAILED
+    return FAILED if is_environment or is_disk_full(error) else USER_ERROR
 
 
 def is_loss(code: int) -> bool:

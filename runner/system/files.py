@@ -62,16 +62,18 @@ def is_disk_full(error: BaseException) -> bool:
 
     TensorFlow 2.21 has no error code for this; it raises ResourceExhausted or Unknown with the system's text.
     """
-    words = ("No space left on device", "Disk quota exceeded")
     if isinstance(error, DiskFullError):
         return True
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error)
+    return "No space left on device" in text or "Disk quota exceeded" in text
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
     """Return the free bytes on the disk of `folder`, which need not exist."""
     path = Path(folder).absolute()
-    nearest = next(one for one in (path, *path.parents) if one.exists())
+    nearest = next(place for place in (path, *path.parents) if place.exists())
     return shutil.disk_usage(nearest).free
 
 
@@ -118,7 +120,7 @@ class HeldFolder:
                 return
         except FileNotFoundError:
             is_deleted = True
-        moved_to = self._place(held)
+        moved_to = self._find_folder(held)
         if moved_to is not None:
             raise FolderLostError(
                 f"the folder {self._path} was moved during the run, and is whole in {moved_to}. Move it back, or write "
@@ -127,7 +129,7 @@ class HeldFolder:
         replaced = "" if is_deleted else " and replaced by another folder"
         raise FolderLostError(f"the folder {self._path} was deleted during the run{replaced}. {_AFTER_LOSS}")
 
-    def _place(self, held: os.stat_result) -> str | None:
+    def _find_folder(self, held: os.stat_result) -> str | None:
         """Return where the folder is now, as the kernel knows it; None if it was deleted, or is out of reach."""
         with contextlib.suppress(OSError):  # no /proc; of a deleted folder, "<path> (deleted)" is no path
             place = os.readlink(f"/proc/self/fd/{self._descriptor}")
@@ -150,7 +152,8 @@ def remove_half_written(*folders: Path) -> None:
     """Remove temporary files that killed processes left in `folders` and their RUNNER_FILES. No process may be writing
     there.
     """
-    for folder in (*folders, *(folder / RUNNER_FILES for folder in folders)):
+    with_own_files = [*folders, *(folder / RUNNER_FILES for folder in folders)]
+    for folder in with_own_files:
         for file in folder.glob(f".*.????????{HALF_WRITTEN}"):  # of _new_file_beside
             file.unlink(missing_ok=True)
 
@@ -164,7 +167,8 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
       mode: the mode of the file, which until the end of this context only its owner can read; None: as of every new
         file, 0o666 less the umask.
     """
-    with _new_file_beside(path, 0o666 if mode is None else 0o600) as file:
+    mode_so_far = 0o666 if mode is None else 0o600
+    with _new_file_beside(path, mode_so_far) as file:
         try:
             yield file
             file.flush()
@@ -188,10 +192,14 @@ def _new_file_beside(path: Path, mode: int) -> IO[bytes]:
       mode: its mode, from which the kernel takes the umask; a process can read its umask only by changing it, which
         files that other threads make at that moment would have.
     """
+
+    def open_with_mode(file: str, flags: int) -> int:
+        return os.open(file, flags, mode)
+
     while True:
         name = path.parent / f".{path.name}.{secrets.token_hex(4)}{HALF_WRITTEN}"
         with contextlib.suppress(FileExistsError):
-            return open(os.fspath(name), "x+b", opener=lambda file, flags: os.open(file, flags, mode))
+            return open(os.fspath(name), "x+b", opener=open_with_mode)
 
 
 def write_atomically(path: Path, text: str | bytes, mode: int | None = None) -> None:
@@ -215,7 +223,8 @@ def set_aside(path: Path, why: str) -> None:
         return
     except OSError:  # a folder that may only be read
         aside = path
-    say(f"runner: {path} is damaged ({why}), and is left aside{'' if aside == path else f' as {aside.name}'}.")
+    where = "" if aside == path else f" as {aside.name}"
+    say(f"runner: {path} is damaged ({why}), and is left aside{where}.")
 
 
 def remove(path: Path) -> None:
@@ -239,8 +248,10 @@ def read_json(path: Path, *, is_kept: bool = False) -> dict[str, Any] | None:
             return values
     except FileNotFoundError:
         return None
-    except (IsADirectoryError, ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        why = "a folder" if isinstance(error, IsADirectoryError) else why
+    except IsADirectoryError:
+        why = "a folder"
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        pass
     if not is_kept:
         set_aside(path, why)
     return None
@@ -252,4 +263,6 @@ def read_dataclass(cls: type[_T], path: Path) -> _T:
     Fields that `cls` does not have, because another version wrote them, are ignored.
     """
     saved = read_json(path) or {}
-    return cls(**{name: value for name, value in saved.items() if name in cls.__dataclass_fields__})  # type: ignore[attr-defined]
+    names = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    known = {name: value for name, value in saved.items() if name in names}
+    return cls(**known)

@@ -12,7 +12,8 @@ HEARTBEAT = "RUNNER_HEARTBEAT_FD"
 """Environment variable with the file descriptor to which a child writes heartbeats."""
 
 PERIOD_SECS = 1.0
-_BEAT, _STOP = b".", b"s"
+_BEAT = b"."
+_STOP = b"s"
 
 
 class Heartbeat:
@@ -50,15 +51,20 @@ class HeartbeatMonitor:
     def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
         os.set_blocking(descriptor, False)
         self.wants_to_stop = False
-        self._descriptor, self._clock = descriptor, clock
+        self._descriptor = descriptor
+        self._clock = clock
         self._heard = clock()  # so that a task that freezes before its first heartbeat is noticed, too
 
     def silent_secs(self) -> float:
         """Return the seconds since the last heartbeat, or since the task was started."""
-        with contextlib.suppress(BlockingIOError):
-            while heard := os.read(self._descriptor, 4096):
+        with contextlib.suppress(BlockingIOError):  # nothing more has come
+            while True:
+                heard = os.read(self._descriptor, 4096)
+                if not heard:  # the task has ended
+                    break
                 self._heard = self._clock()
-                self.wants_to_stop |= _STOP in heard
+                if _STOP in heard:
+                    self.wants_to_stop = True
         return self._clock() - self._heard
 
     def forgive(self) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -38,7 +39,8 @@ def peak_memory(process: Path = _PROCESS) -> int | None:
 def _sizes_of(process: Path) -> dict[str, int]:
     """Return the kernel's name of the process's peak and current memory -> bytes; {} without /proc."""
     with contextlib.suppress(OSError):
-        found = re.findall(r"^(VmHWM|VmRSS):\s*(\d+) kB$", (process / "status").read_text(), re.MULTILINE)
+        status = (process / "status").read_text()
+        found = re.findall(r"^(VmHWM|VmRSS):\s*(\d+) kB$", status, re.MULTILINE)
         return {name: 1024 * int(size) for name, size in found}
     return {}
 
@@ -52,29 +54,48 @@ def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            top, limit, used, cached = groups, "memory.max", "memory.current", "(?:in)?active_file"
+            files = _VERSION_2
+            top = groups
         elif "memory" in controllers.split(","):
-            top, limit, used, cached = (
-                groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_(?:in)?active_file",
-            )  # fmt: skip
+            files = _VERSION_1
+            top = groups / "memory"
         else:
             continue
         own = top / path.lstrip("/")
         # Limits of parent groups also apply. In a container the path may be the host's, which does not exist here.
         for folder in (own, *own.parents):
-            left = _left(folder, limit, used, cached)
+            left = _left_in(folder, files)
             if left is not None:
                 yield left
             if folder == top:
                 break
 
 
-def _left(folder: Path, limit: str, used: str, cached: str) -> int | None:
+class _GroupFiles(NamedTuple):
+    """The names of what a control group says of its memory.
+
+    Attributes:
+      limit, used: its files with numbers of bytes.
+      cached: matches the entries of cached file pages in its file memory.stat.
+    """
+
+    limit: str
+    used: str
+    cached: str
+
+
+_VERSION_1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_(?:in)?active_file")
+_VERSION_2 = _GroupFiles("memory.max", "memory.current", "(?:in)?active_file")
+
+
+def _left_in(group: Path, files: _GroupFiles) -> int | None:
     """Return the bytes that a control group may still use; None: no limit. Cached file pages count as free, because the
     kernel reclaims them.
     """
     with contextlib.suppress(OSError, ValueError):  # int("max") is a ValueError
-        most, now = int((folder / limit).read_text()), int((folder / used).read_text())
-        of_files = re.findall(rf"^{cached} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-        return max(0, most - now + sum(map(int, of_files)))
+        limit = int((group / files.limit).read_text())
+        used = int((group / files.used).read_text())
+        statistics = (group / "memory.stat").read_text()
+        cached = re.findall(rf"^{files.cached} (\d+)$", statistics, re.MULTILINE)
+        return max(0, limit - used + sum(map(int, cached)))
     return None

@@ -52,7 +52,8 @@ class SecretList:
         values: set[str] = set()
         if not isinstance(listed, list | tuple):
             return cls()
-        for entry in filter(_is_text, listed):
+        entries = [entry for entry in listed if isinstance(entry, str)]
+        for entry in entries:
             key, _, variables = entry.partition("=")
             if key.startswith("$"):
                 values |= _values_of([key], env)
@@ -79,7 +80,7 @@ class SecretList:
         if not self.paths:
             return None
         parts = _with_dots(key.lstrip("+~")).split(".")
-        for above in accumulate(parts, "{}.{}".format):
+        for above in accumulate(parts, "{}.{}".format):  # model, model.params, model.params.url
             if above in self.paths:
                 return self.paths[above]
         return None
@@ -95,10 +96,6 @@ def _values_of(variables: Iterable[str], env: Mapping[str, str]) -> frozenset[st
     if min(map(len, found)) < SHORTEST:
         return frozenset()
     return frozenset(found)
-
-
-def _is_text(entry: object) -> bool:
-    return isinstance(entry, str)
 
 
 _also_secret: frozenset[str] = frozenset()
@@ -152,7 +149,7 @@ def list_of_process() -> SecretList:
     return found
 
 
-def _of_process(listed: SecretList | None) -> SecretList:
+def _or_list_of_process(listed: SecretList | None) -> SecretList:
     return list_of_process() if listed is None else listed
 
 
@@ -166,13 +163,13 @@ def masked(tree: Any, listed: SecretList | None = None, at: str = "") -> Any:
       listed: what its config lists; None: what the configs of this process list.
       at: the key at which the tree is in its config.
     """
-    return _masked(tree, _place_of(at, _of_process(listed)))
+    return _mask_tree(tree, _place_at(at, _or_list_of_process(listed)))
 
 
 def secrets_of(tree: Any, listed: SecretList | None = None, at: str = "") -> set[str]:
     """Return the values that `masked` hides, as texts; of a URL, its password. Arguments as of `masked`."""
-    place = _place_of(at, _of_process(listed))
-    found = {*_secrets(tree, place), *place.listed.values}
+    place = _place_at(at, _or_list_of_process(listed))
+    found = place.listed.values.union(_secrets_in_tree(tree, place))
     return {text for text in found if text.lower() not in NO_SECRETS}
 
 
@@ -185,14 +182,15 @@ def mask_text(text: str, secrets: Iterable[str]) -> str:
 
 def masked_override(text: str, listed: SecretList | None = None) -> str:
     """Return an override of the command line, `key=value`, with `***` for a secret value."""
-    listed = _of_process(listed)
+    listed = _or_list_of_process(listed)
     key, equals, value = text.partition("=")
     # An interpolation is no secret, and the command can be repeated with it.
     is_shown = value.lower() in ("", "null", "true", "false") or REFERENCE.fullmatch(value)
     if not equals or is_shown:
         return masked_in(text, listed.values)
     hidden = hidden_by(key, listed)
-    if object in hidden or (hidden and not re.fullmatch(r"[-+\d.,e]+", value)):
+    is_number = re.fullmatch(r"[-+\d.,e]+", value) is not None
+    if object in hidden or (hidden and not is_number):
         return f"{key}={MASK}"
     if "{" in value:
         # {user: me, password: x}: mask all of it, since parsing Hydra's grammar here would be complex
@@ -212,7 +210,8 @@ def secrets_of_overrides(overrides: Iterable[str]) -> set[str]:
         inner = [(key, value), *re.findall(r"([\w.-]+)['\"]?\s*:\s*([^,{}]+)", value)]
         for name, secret in inner:
             if masked_override(f"{name}={secret}") == f"{name}={MASK}":
-                found |= {secret, *(part.strip("[]'\" ") for part in secret.split(","))}
+                found.add(secret)
+                found.update(part.strip("[]'\" ") for part in secret.split(","))
         found |= set(secrets_in(value))
     return found - NO_SECRETS
 
@@ -224,7 +223,7 @@ def masked_value(key: str, value: Any) -> Any:
 
 def hidden_by(key: str, listed: SecretList | None = None) -> Types:
     """Return the types of values that are secret under `key`, for isinstance; () if none."""
-    listed = _of_process(listed)
+    listed = _or_list_of_process(listed)
     if key.lstrip("+~") == LIST:
         return ()
     if listed.at(key) is not None:
@@ -285,11 +284,17 @@ class _Place:
             return MASK
         if not isinstance(value, str):
             return value
-        return masked_in(value, self.listed.values | (self.of_variables or frozenset()))
+        secrets = self.listed.values
+        if self.of_variables is not None:
+            secrets |= self.of_variables
+        return masked_in(value, secrets)
 
     def _is_of_variables(self, value: object) -> bool:
         """Report whether a text has the values of its variables, which may have others since it was composed."""
-        return bool(self.of_variables) and all(secret in str(value) for secret in self.of_variables or ())
+        if not self.of_variables:
+            return False
+        text = str(value)
+        return all(secret in text for secret in self.of_variables)
 
     def secrets(self, value: object) -> Iterator[str]:
         """Yield what is secret of the value, as texts."""
@@ -302,26 +307,26 @@ class _Place:
             yield from secrets_in(value)
 
 
-def _place_of(at: str, listed: SecretList) -> _Place:
+def _place_at(at: str, listed: SecretList) -> _Place:
     top = _Place("", (), None, listed)
     return top.below(at) if at else top
 
 
-def _masked(tree: Any, place: _Place) -> Any:
+def _mask_tree(tree: Any, place: _Place) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _masked(value, place.below(key)) for key, value in tree.items()}
+        return {key: _mask_tree(value, place.below(key)) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_masked(value, place.below(number)) for number, value in enumerate(tree)]
+        return [_mask_tree(value, place.below(number)) for number, value in enumerate(tree)]
     return place.shown(tree)
 
 
-def _secrets(tree: Any, place: _Place) -> Iterator[str]:
+def _secrets_in_tree(tree: Any, place: _Place) -> Iterator[str]:
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _secrets(value, place.below(key))
+            yield from _secrets_in_tree(value, place.below(key))
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(tree):
-            yield from _secrets(value, place.below(number))
+            yield from _secrets_in_tree(value, place.below(number))
     else:
         yield from place.secrets(tree)
 

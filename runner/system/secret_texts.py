@@ -300,7 +300,8 @@ def _forms_of(secret: str) -> frozenset[str]:
     in_urls = {quote(data, safe=kept) for kept in _KEPT_IN_URLS}
     in_urls.add(quote_plus(data))
     for form in in_urls:
-        forms |= {form, re.sub("%..", lambda code: code[0].lower(), form)}
+        with_small_letters = re.sub("%..", lambda code: code[0].lower(), form)  # %c3 for %C3
+        forms |= {form, with_small_letters}
     return frozenset(forms.union(_in_base64(data)))
 
 

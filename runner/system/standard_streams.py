@@ -47,7 +47,7 @@ class SteadyStream:
             if error.errno in _GONE:
                 # Others write there, too: Python when it ends, and TensorFlow's libraries.
                 with contextlib.suppress(OSError, ValueError):
-                    _to_nowhere(self._stream.fileno())
+                    _redirect_to_nowhere(self._stream.fileno())
 
 
 def keep_saying() -> None:
@@ -56,7 +56,7 @@ def keep_saying() -> None:
         stream = getattr(sys, name)
         if stream is None:
             # Otherwise the next file to be opened would get this descriptor, and the messages.
-            _to_nowhere(descriptor)
+            _redirect_to_nowhere(descriptor)
             stream = os.fdopen(descriptor, "w", closefd=False)
         setattr(sys, name, SteadyStream(stream))
 
@@ -74,7 +74,7 @@ def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = 
         yield
         return
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as hidden, _led(2, hidden.fileno()) as kept:
+    with tempfile.TemporaryFile() as hidden, _redirected(2, hidden.fileno()) as kept:
         try:
             yield
         except BaseException as error:
@@ -85,7 +85,7 @@ def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = 
 
 
 @contextlib.contextmanager
-def _led(descriptor: int, target: int) -> Iterator[int]:
+def _redirected(descriptor: int, target: int) -> Iterator[int]:
     """Lead what is written to `descriptor` to `target` inside this context; yield a descriptor of where it led."""
     kept = os.dup(descriptor)
     os.dup2(target, descriptor)
@@ -113,7 +113,7 @@ def one_object(is_wanted: bool) -> Iterator[dict[str, Any]]:
     if not is_wanted:
         yield answer
         return
-    with _led(1, 2), contextlib.redirect_stdout(sys.stderr):
+    with _redirected(1, 2), contextlib.redirect_stdout(sys.stderr):
         yield answer
     print(json.dumps(answer, indent=2, default=str), flush=True)
 
@@ -124,7 +124,7 @@ def say_at_once(text: str) -> None:
         os.write(2, text.encode(errors="replace"))
 
 
-def _to_nowhere(descriptor: int) -> None:
+def _redirect_to_nowhere(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)

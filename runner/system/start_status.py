@@ -25,13 +25,18 @@ def is_for(argv: Sequence[str]) -> bool:
     """Report whether a command with these words draws a live line: it runs something, on a terminal."""
     if any(word.startswith("-") and word not in ("-m", "--multirun") for word in argv):
         return False
-    modes = [word.partition("=")[2] for word in argv if word.startswith("run.progress=")]
-    return shows_live(modes[-1] if modes else "auto", sys.stderr)
+    mode = "auto"
+    for word in argv:
+        if word.startswith("run.progress="):  # the last one counts
+            mode = word.removeprefix("run.progress=")
+    return shows_live(mode, sys.stderr)
 
 
 def shows_live(mode: str, stream: Any) -> bool:
     """Report whether `run.progress` means a live line on `stream`."""
-    return mode == "rich" or (mode == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb")
+    if mode != "auto":
+        return mode == "rich"
+    return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
 
 
 class StartStatus:
@@ -52,9 +57,14 @@ class StartStatus:
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
             self._live = Progress(
-                SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-                console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self._task = self._live.add_task(phase, total=None)
             self._live.start()
 
@@ -75,7 +85,8 @@ class StartStatus:
     def stop(self) -> None:
         """Remove the line; may be called several times."""
         with self._lock:
-            live, self._live = self._live, None
+            live = self._live
+            self._live = None
             if live is not None:
                 live.stop()
 

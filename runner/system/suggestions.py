@@ -18,4 +18,7 @@ def nearest(name: str, names: Iterable[str], n: int = 1, cutoff: float = 0.6) ->
 
 def suggestion(names: list[str]) -> str:
     """Return " Did you mean 'x' or 'y'?", with all of `names`; '' if there are none."""
-    return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
+    if not names:
+        return ""
+    choices = " or ".join(map(repr, names))
+    return f" Did you mean {choices}?"

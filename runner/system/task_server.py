@@ -29,7 +29,8 @@ REAP_SECS = 5.0
 
 GLANCE_SECS = 0.05
 
-EXIT, INTENT = b"exit", b"ends"
+EXIT = b"exit"
+INTENT = b"ends"
 
 
 class ChildRequest(NamedTuple):
@@ -63,7 +64,9 @@ class ForkedChild:
 
     def __init__(self, pid: int, pidfd: int, status: int, server: subprocess.Popen[bytes]) -> None:
         self.pid = pid
-        self._pidfd, self._status, self._server = pidfd, status, server
+        self._pidfd = pidfd
+        self._status = status
+        self._server = server
         os.set_blocking(status, False)
         self._heard = b""
         self._code: int | None = None
@@ -78,7 +81,8 @@ class ForkedChild:
           subprocess.TimeoutExpired: it still runs after `timeout` seconds.
         """
         if self._code is None:
-            if not select.select([self._pidfd], [], [], timeout)[0]:
+            ended, _, _ = select.select([self._pidfd], [], [], timeout)
+            if not ended:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             self._code = self._read_code()
             os.close(self._pidfd)
@@ -88,18 +92,28 @@ class ForkedChild:
     def _read_code(self) -> int:
         """Return the exit code of a child that has ended."""
         until = time.monotonic() + REAP_SECS
-        while self._told(EXIT) is None and self._server.poll() is None and time.monotonic() < until:
+        while self._read_told_code(EXIT) is None and self._server.poll() is None and time.monotonic() < until:
             select.select([self._status], [], [], GLANCE_SECS)
         # Read again, because the server may have ended in between.
-        told = [code for code in map(self._told, (EXIT, INTENT)) if code is not None]
-        return told[0] if told else -signal.SIGKILL
+        for word in (EXIT, INTENT):
+            code = self._read_told_code(word)
+            if code is not None:
+                return code
+        return -signal.SIGKILL
 
-    def _told(self, word: bytes) -> int | None:
-        with contextlib.suppress(BlockingIOError):
-            while text := os.read(self._status, 4096):
+    def _read_told_code(self, word: bytes) -> int | None:
+        """Return the code of the last line with this word in what was heard so far; None: there is none."""
+        with contextlib.suppress(BlockingIOError):  # nothing more has come
+            while True:
+                text = os.read(self._status, 4096)
+                if not text:  # both ends that write are closed
+                    break
                 self._heard += text
-        codes = [int(line.split()[1]) for line in self._heard.splitlines() if line.startswith(word)]
-        return codes[-1] if codes else None
+        code = None
+        for line in self._heard.splitlines():
+            if line.startswith(word):
+                code = int(line.split()[1])
+        return code
 
 
 # --- what both ends use -----------------------------------------------------------------------------------------------

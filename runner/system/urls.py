@@ -31,21 +31,27 @@ def url_mistake(key: str, path: Any, *, may_be_store: bool = False) -> str | Non
     if not is_url(path):
         return None
     scheme, _, rest = str(path).partition("://")
-    bucket, end = rest.partition("/")[0], ")" if "(" in key else ""
-    what = f"{key}{masked_value(key.removesuffix('='), path)}{end}"
+    end = ")" if "(" in key else ""
+    shown = masked_value(key.removesuffix("="), path)
+    what = f"{key}{shown}{end}"
     if may_be_store and scheme in STORES:
-        if bucket and "@" not in bucket and not re.search(r"//|\?|(^|/)\.\.(/|$)", rest):
+        bucket = rest.partition("/")[0]
+        has_bucket = bool(bucket) and "@" not in bucket
+        if has_bucket and not re.search(r"//|\?|(^|/)\.\.(/|$)", rest):
             return None
         return (
             f"{what} is no place in an object store. Allowed: {scheme}://<bucket>/<path>, without credentials, which "
             f"{STORES[scheme]} reads from the environment and its own files."
         )
     rest = rest.partition("?")[0].rpartition("@")[2]  # without a password
-    local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
-    mount = "Mount it (gcsfuse, s3fs, a volume), and use the path"
+    below = rest.strip("/") or scheme
+    local = f"/mnt/{below}"
+    advice = "Mount it (gcsfuse, s3fs, a volume), and use the path"
+    stores = ", or use s3://, gs:// or az://" if may_be_store else ""
     if scheme == "file":
-        mount = "Write the path"
+        local = "/" + rest.lstrip("/")
+        advice = "Write the path"
+        stores = ""
     elif scheme in _IN_MEMORY:
-        mount = "Only the process that writes to it would see it. Use a path"
-    stores = ", or use s3://, gs:// or az://" if may_be_store and scheme != "file" else ""
-    return f"{what} is a URL, but a run needs a folder of the file system. {mount}: {key}{local}{end}{stores}"
+        advice = "Only the process that writes to it would see it. Use a path"
+    return f"{what} is a URL, but a run needs a folder of the file system. {advice}: {key}{local}{end}{stores}"

@@ -39,22 +39,30 @@ def user_frames(frames: Iterable[Any]) -> list[Frame]:
     Args:
       frames: each with the attributes of a Frame, as those of a traceback or of an operation have them.
     """
-    ours, installed = str(Path(__file__).parents[1]), _installed()
+    ours = str(Path(__file__).parents[1])
+    not_of_user = (*_installed(), "<")
     found: list[Frame] = []
     was_ours = False
     for frame in frames:
         if frame.filename.startswith(ours):
-            found = found if was_ours else []
+            if not was_ours:
+                found = []  # what called the runner
             was_ours = True
-        elif not frame.filename.startswith((*installed, "<")) and _MADE_BY_AUTOGRAPH not in frame.filename:
-            found += [Frame(frame.filename, frame.lineno or 0, frame.name)] if Path(frame.filename).exists() else []
+        elif not frame.filename.startswith(not_of_user) and _MADE_BY_AUTOGRAPH not in frame.filename:
+            if Path(frame.filename).exists():
+                found.append(Frame(frame.filename, frame.lineno or 0, frame.name))
     return found
 
 
 def defined_at(function: Any) -> list[Frame]:
     """Return the place where the user defined a function, also below a partial and decorators; [] if not known."""
-    code = getattr(inspect.unwrap(without_partials(function)), "__code__", None) if callable(function) else None
-    return user_frames([Frame(code.co_filename, code.co_firstlineno, code.co_name)]) if code else []
+    if not callable(function):
+        return []
+    innermost = inspect.unwrap(without_partials(function))
+    code = getattr(innermost, "__code__", None)
+    if not code:
+        return []
+    return user_frames([Frame(code.co_filename, code.co_firstlineno, code.co_name)])
 
 
 def without_partials(function: Any) -> Any:
@@ -68,7 +76,8 @@ def name_of(function: Any) -> str:
     """Return the dotted name of a function, of a partial's function, or of a callable object's class."""
     function = without_partials(function)
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
+    module = getattr(named, "__module__", None) or "?"
+    return f"{module}.{named.__qualname__}"
 
 
 def failed_expression(entry: TracebackType) -> str:
@@ -77,9 +86,12 @@ def failed_expression(entry: TracebackType) -> str:
     It is not known where the source cannot be read, or Python was started with `-X no_debug_ranges`.
     """
     place = traceback.extract_tb(entry, limit=1)[0]
-    if place.lineno is None or place.end_lineno is None or place.colno is None or place.end_colno is None:
+    if place.lineno is None or place.end_lineno is None:
         return ""
-    lines = [linecache.getline(place.filename, line).encode() for line in range(place.lineno, place.end_lineno + 1)]
+    if place.colno is None or place.end_colno is None:
+        return ""
+    numbers = range(place.lineno, place.end_lineno + 1)
+    lines = [linecache.getline(place.filename, number).encode() for number in numbers]
     # Columns are bytes. The end first: with one line, it is counted in the whole of it.
     lines[-1] = lines[-1][: place.end_colno]
     lines[0] = lines[0][place.colno :]
@@ -88,7 +100,8 @@ def failed_expression(entry: TracebackType) -> str:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    return tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    paths = sysconfig.get_paths()
+    return tuple({paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def frames_in(text: str) -> list[Frame]:

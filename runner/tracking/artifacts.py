@@ -39,39 +39,41 @@ class Artifacts:
 
     def copy(self, path: Path, folder: str) -> None:
         """Keep a copy of a file or a folder."""
-        target = self._place(folder, path.name)
+        target = self._make_target(folder, path.name)
         if path.is_dir():
             shutil.copytree(path, target, dirs_exist_ok=True)
         elif path.resolve() != target.resolve():
             shutil.copy2(path, target)
-        self._note(target, folder)
+        self._record_file(target, folder)
 
     def save(self, figure: Any, name: str) -> None:
         """Write a figure of matplotlib or plotly."""
         folder, _, file = name.rpartition("/")
         is_plotly = hasattr(figure, "write_html")
-        target = self._place(folder, file if Path(file).suffix else f"{file}{'.html' if is_plotly else '.png'}")
+        if not Path(file).suffix:
+            file += ".html" if is_plotly else ".png"
+        target = self._make_target(folder, file)
         if is_plotly and target.suffix == ".html":
             figure.write_html(str(target), include_plotlyjs="cdn")
         elif is_plotly:
             figure.write_image(str(target))
         else:
             figure.savefig(target)
-        self._note(target, folder)
+        self._record_file(target, folder)
 
     def image(self, name: str, png: bytes, step: int) -> None:
         """Keep a PNG of a step."""
         clean = re.sub(r"[^\w\-./ ]", "_", name).strip("/. ") or "image"
-        target = self._place(f"images/{clean}", f"{step}.png")
+        target = self._make_target(f"images/{clean}", f"{step}.png")
         target.write_bytes(png)
         self.journal.event(IMAGE, name=clean, path=str(target.relative_to(self.model_dir)), step=step)
 
-    def _place(self, folder: str, name: str) -> Path:
+    def _make_target(self, folder: str, name: str) -> Path:
         place = self.model_dir / FOLDER / folder
         place.mkdir(parents=True, exist_ok=True)
         return place / name
 
-    def _note(self, target: Path, folder: str) -> None:
+    def _record_file(self, target: Path, folder: str) -> None:
         self.journal.event(ARTIFACT, path=str(target.relative_to(self.model_dir)), folder=folder)
 
 
@@ -92,7 +94,9 @@ def keeping(artifacts: Artifacts) -> Iterator[None]:
 
 def current() -> Artifacts | None:
     """Return the object that keeps files of this process's run; None: there is none."""
-    return _kept[-1] if _kept and _kept[-1].is_kept else None
+    if not _kept or not _kept[-1].is_kept:
+        return None
+    return _kept[-1]
 
 
 def log_artifact(path: str | os.PathLike[str], folder: str = "") -> None:
@@ -109,10 +113,10 @@ def log_artifact(path: str | os.PathLike[str], folder: str = "") -> None:
       FileNotFoundError: `path` does not exist.
       ValueError: `folder` is not below the run's files.
     """
-    artifacts = _artifacts("log_artifact")
+    artifacts = _find_artifacts("log_artifact")
     if not Path(path).exists():
         raise FileNotFoundError(f"runner.log_artifact({os.fspath(path)!r}): no such file.")
-    _check("log_artifact", "folder", folder)
+    _check_path("log_artifact", "folder", folder)
     if artifacts is not None:
         artifacts.copy(Path(path), folder)
 
@@ -130,20 +134,20 @@ def log_figure(figure: Any, name: str) -> None:
     """
     if not (hasattr(figure, "savefig") or hasattr(figure, "write_html")):
         raise ValueError(f"runner.log_figure: a {type(figure).__name__} is not a figure of matplotlib or plotly.")
-    _check("log_figure", "name", name)
+    _check_path("log_figure", "name", name)
     if not name.rpartition("/")[2]:
         raise ValueError(f"runner.log_figure(name={name!r}): name must be the name of a file, such as 'confusion'.")
-    artifacts = _artifacts("log_figure")
+    artifacts = _find_artifacts("log_figure")
     if artifacts is not None:
         artifacts.save(figure, name)
 
 
-def _artifacts(function: str) -> Artifacts | None:
+def _find_artifacts(function: str) -> Artifacts | None:
     if not _kept:
         _log.warning("runner.%s has no effect outside a run (python -m runner).", function)
     return current()
 
 
-def _check(function: str, argument: str, path: str) -> None:
+def _check_path(function: str, argument: str, path: str) -> None:
     if path.startswith("/") or "\\" in path or ".." in path.split("/"):
         raise ValueError(f"runner.{function}({argument}={path!r}): {argument} must be a path below the run's files.")

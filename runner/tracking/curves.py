@@ -72,7 +72,8 @@ def draw_jobs(jobs: Sequence[tuple[str, float | None, float | None]], metric: st
     results: list[tuple[float, float]] = []
     for name, value, deviation in jobs:
         if value is not None and math.isfinite(value):
-            settings.append(dict(part.split("=", 1) for part in name.split(", ") if "=" in part))
+            assignments = [part.split("=", 1) for part in name.split(", ") if "=" in part]
+            settings.append(dict(assignments))
             results.append((value, deviation or 0.0))
     names: dict[str, None] = {}
     for varied in settings:
@@ -100,7 +101,8 @@ class Curve(Sequence[tuple[int, float]]):
     """The (step, value) points of one metric, in 16 bytes each, since a run may log millions."""
 
     def __init__(self, points: Iterable[tuple[int, float]] = ()) -> None:
-        self._steps, self._values = array("q"), array("d")
+        self._steps = array("q")
+        self._values = array("d")
         for step, value in points:
             self.add(step, value)
 
@@ -132,8 +134,10 @@ def read_metrics(model_dir: Path) -> Curves:
             for point in points_of(line):
                 of_file.setdefault(point.name, Curve()).add(point.step, point.value)
         for name, curve in of_file.items():
-            earlier = metrics.get(name)
-            metrics[name] = curve if earlier is None else Curve(sorted({**dict(earlier), **dict(curve)}.items()))
+            if name in metrics:  # another task has it, too
+                merged = {**dict(metrics[name]), **dict(curve)}
+                curve = Curve(sorted(merged.items()))
+            metrics[name] = curve
     return metrics
 
 
@@ -143,8 +147,10 @@ def panels_of(metrics: Curves) -> dict[str, Curves]:
     """
     families: dict[str, dict[str, Points]] = {}
     for name, points in metrics.items():
-        prefix, _, family = name.partition("/")
-        curve, family = (prefix, family) if family else ("", prefix)
+        curve, _, family = name.partition("/")
+        if not family:
+            family = curve
+            curve = ""
         families.setdefault(family, {})[curve] = points
     order = sorted(families, key=lambda family: (family != "loss", _is_speed(family)))
     return {family: families[family] for family in order}
@@ -178,38 +184,57 @@ def _figure_of_curves(panels: Mapping[str, Curves], run_name: str) -> Figure:
     """Return the figure: the first panel over the whole width, the others in rows below it, all with the same steps."""
     shown = dict(list(panels.items())[:MAX_PANELS])
     others = len(shown) - 1
-    columns = max(1, others) if others <= 3 else 2 if others == 4 else 3
-    rows = 1 + math.ceil(others / columns)
-    figure = _empty_figure(max(10.0, 4.2 * columns), 3.9 + 2.7 * (rows - 1))
-    grid = figure.add_gridspec(rows, columns, height_ratios=[3.6, *[2.6] * (rows - 1)])
-    left_out = f"   ({len(panels) - len(shown)} more metrics are not shown)" if len(shown) < len(panels) else ""
-    figure.suptitle(plain_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
-    names = dict.fromkeys(name for curves in shown.values() for name in curves)
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    ends = [points[place][0] for curves in shown.values() for points in curves.values() for place in (0, -1)]
+    columns = 3
+    if others <= 3:
+        columns = max(1, others)
+    elif others == 4:
+        columns = 2
+    rows_below = math.ceil(others / columns)
+    figure = _empty_figure(max(10.0, 4.2 * columns), 3.9 + 2.7 * rows_below)
+    heights = [3.6] + [2.6] * rows_below
+    grid = figure.add_gridspec(1 + rows_below, columns, height_ratios=heights)
+    title_of_all = plain_text(run_name)
+    if len(shown) < len(panels):
+        title_of_all += f"   ({len(panels) - len(shown)} more metrics are not shown)"
+    figure.suptitle(title_of_all, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    colours: dict[str, str] = {}  # a curve has the same in all panels
+    ends: list[int] = []
+    for curves in shown.values():
+        for name, points in curves.items():
+            colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
+            ends += [points[0][0], points[-1][0]]
+    steps = (min(ends), max(ends))
     for number, (title, curves) in enumerate(shown.items()):
-        row, column = (0, slice(None)) if number == 0 else (1 + (number - 1) // columns, (number - 1) % columns)
-        _draw_panel(figure.add_subplot(grid[row, column]), title, curves, colours, (min(ends), max(ends)))
+        cell = grid[0, :]
+        if number > 0:
+            row, column = divmod(number - 1, columns)
+            cell = grid[1 + row, column]
+        _draw_panel(figure.add_subplot(cell), title, curves, colours, steps)
     return figure
 
 
 def _draw_panel(axes: Axes, title: str, curves: Curves, colours: Mapping[str, str], steps: tuple[int, int]) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
+    values: list[float] = []
     for name, points in curves.items():
-        _draw_curve(axes, points, colours[name], _label(name, points))
-    margin = 0.03 * (steps[1] - steps[0]) or 1
-    axes.set_xlim(steps[0] - margin, steps[1] + margin)
+        _draw_curve(axes, points, colours[name], _label_of(name, points))
+        values += [value for _, value in points if _is_finite(value)]
+    first, last = steps
+    margin = 0.03 * (last - first) or 1
+    axes.set_xlim(first - margin, last + margin)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(EngFormatter(sep="") if steps[1] >= 100_000 else "{x:,.0f}")
-    values = [value for points in curves.values() for _, value in points if _is_finite(value)]
+    axes.xaxis.set_major_formatter(EngFormatter(sep="") if last >= 100_000 else "{x:,.0f}")
     if _wants_log(title, values):
         axes.set_yscale("log")
     elif _is_speed(title):
-        axes.set_ylim(0, 1.15 * max(values, default=1) or 1)
-    if 1000 <= max(map(abs, values), default=0) < 1e7 and axes.get_yscale() == "linear":
+        top = 1.15 * max(values, default=1)
+        axes.set_ylim(0, top or 1)
+    largest = max(map(abs, values), default=0)
+    if 1000 <= largest < 1e7 and axes.get_yscale() == "linear":
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_title(plain_text(title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
+    words = title.replace("_per_sec", " per second").replace("_", " ")
+    axes.set_title(plain_text(words), fontsize=11)
     axes.set_xlabel("step", fontsize=9)
     axes.tick_params(labelsize=9)
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -219,10 +244,13 @@ def _draw_panel(axes: Axes, title: str, curves: Curves, colours: Mapping[str, st
 
 
 def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
-    steps: list[float] = [step for step, _ in points]
-    values = [value if _is_finite(value) else math.nan for _, value in points]
+    steps: list[float] = []
+    values: list[float] = []
+    for step, value in points:
+        steps.append(step)
+        values.append(value if _is_finite(value) else math.nan)
     if len(points) > MAX_POINTS:
-        steps, values, least, greatest = _thinned(steps, values)
+        steps, values, least, greatest = _thin_out(steps, values)
         axes.fill_between(steps, least, greatest, color=colour, alpha=0.18, linewidth=0)
     gaps = [True, *map(math.isnan, values), True]
     # A line needs two points, so mark points without a neighbour.
@@ -234,26 +262,32 @@ def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
     )  # fmt: skip
 
 
-def _thinned(steps: Sequence[float], values: Sequence[float]) -> list[list[float]]:
+def _thin_out(steps: Sequence[float], values: Sequence[float]) -> list[list[float]]:
     """Return [middle steps, means, minima, maxima] of MAX_POINTS groups of points; NaN if no value of a group is
     finite.
     """
     bounds = [round(len(steps) * number / MAX_POINTS) for number in range(MAX_POINTS + 1)]
     groups = []
     for first, end in pairwise(bounds):
-        finite = [value for value in values[first:end] if not math.isnan(value)] or [math.nan]
-        middle, mean = (steps[first] + steps[end - 1]) / 2, math.fsum(finite) / len(finite)
+        finite = [value for value in values[first:end] if not math.isnan(value)]
+        if not finite:
+            finite = [math.nan]
+        middle = (steps[first] + steps[end - 1]) / 2
+        mean = math.fsum(finite) / len(finite)
         groups.append((middle, mean, min(finite), max(finite)))
     return [list(column) for column in zip(*groups, strict=True)]
 
 
-def _label(name: str, points: Points) -> str:
+def _label_of(name: str, points: Points) -> str:
     """Return the label of a curve: its name, its last value, and the number of values that are not finite."""
+    words = name.replace("_", " ").strip() or "value"
+    last = points[-1][1]
+    number = f"{last:,.0f}" if 1000 <= abs(last) < 1e7 else f"{last:.4g}"
+    label = f"{words}  {number}"
     lost = sum(not _is_finite(value) for _, value in points)
-    note = f"  ({lost} of {len(points)} not finite)" if lost else ""
-    value = points[-1][1]
-    number = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
-    return plain_text(f"{name.replace('_', ' ').strip() or 'value'}  {number}{note}")
+    if lost:
+        label += f"  ({lost} of {len(points)} not finite)"
+    return plain_text(label)
 
 
 def _wants_log(title: str, values: Sequence[float]) -> bool:
@@ -297,9 +331,9 @@ def _figure_of_jobs(
         if deviation:
             lows.append(value - deviation)
             highs.append(value + deviation)
-    places = [_placed(column) for column in columns]
+    places = [_place_on_axis(column) for column in columns]
     # The ends of the bars belong to the axis, so that it is long enough for them.
-    places.append(_placed([repr(value) for value in [*values, *lows, *highs]]))
+    places.append(_place_on_axis([repr(value) for value in [*values, *lows, *highs]]))
     on_metric = places[-1][0]
     bars = on_metric[len(values) :]
     for job in range(len(values)):
@@ -323,7 +357,7 @@ def _figure_of_jobs(
     return figure
 
 
-def _placed(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]:
+def _place_on_axis(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]:
     """Return (height of each value from 0 to 1, marks of the axis).
 
     Numbers are placed to scale, logarithmically if they span more than an order of magnitude; names are stacked.
@@ -332,16 +366,29 @@ def _placed(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]
         numbers = [float(text) for text in texts]
     except ValueError:
         numbers = []
-    if not numbers or not all(map(math.isfinite, numbers)):
-        names = sorted(set(texts))
-        heights = {name: number / max(len(names) - 1, 1) for number, name in enumerate(names)}
-        return [heights[text] for text in texts], [(heights[name], name) for name in names]
+    if numbers and all(map(math.isfinite, numbers)):
+        return _place_to_scale(numbers)
+    names = sorted(set(texts))
+    intervals = max(len(names) - 1, 1)
+    heights = {name: number / intervals for number, name in enumerate(names)}
+    return [heights[text] for text in texts], [(height, name) for name, height in heights.items()]
+
+
+def _place_to_scale(numbers: Sequence[float]) -> tuple[list[float], list[tuple[float, str]]]:
     is_log = min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
-    scaled = [math.log(number) if is_log else number for number in numbers]
-    least, span = min(scaled), max(scaled) - min(scaled)
-    heights_of = {number: (each - least) / span if span else 0.5 for number, each in zip(numbers, scaled, strict=True)}
-    marks = [(height, number) for number, height in heights_of.items()]
+    scaled = list(numbers)
+    if is_log:
+        scaled = [math.log(number) for number in numbers]
+    least = min(scaled)
+    span = max(scaled) - least
+    heights = [0.5] * len(numbers)  # all are the same
+    if span:
+        heights = [(on_scale - least) / span for on_scale in scaled]
+    height_of = dict(zip(numbers, heights, strict=True))
+    marks = [(height, number) for number, height in height_of.items()]
     if len(marks) > MAX_MARKS:
-        between = [(part / 4, least + span * part / 4) for part in range(5)]
-        marks = [(height, math.exp(each) if is_log else each) for height, each in between]
-    return [heights_of[number] for number in numbers], [(height, f"{number:.4g}") for height, number in sorted(marks)]
+        marks = []
+        for height in (0.0, 0.25, 0.5, 0.75, 1.0):
+            on_scale = least + span * height
+            marks.append((height, math.exp(on_scale) if is_log else on_scale))
+    return heights, [(height, f"{number:.4g}") for height, number in sorted(marks)]

@@ -28,7 +28,8 @@ from runner.tracking.plain_values import json_value
 
 WANTS_RUN = "wants_run"
 """Event: user code has imported MLflow and needs the MLflow run."""
-RUN_STARTED, RUN_ENDED = "run_started", "run_ended"
+RUN_STARTED = "run_started"
+RUN_ENDED = "run_ended"
 """Events of whoever starts a run: what the run is (name, command, params, tags, parent), and how it ended (status,
 recorded, tags, files, models), which `runner.tracking.run_end` writes. They are in one journal of a folder, that of
 SUPERVISOR, a script's too."""
@@ -37,7 +38,9 @@ HOST = "host"
 """Role of the journals with the metrics of a host (`system/...`)."""
 OF_RESTARTS = "run/"
 """What the names of metrics begin with that say what restarts have changed; there may be several at one step."""
-ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
+ARTIFACT = "artifact"
+IMAGE = "image"
+DATASET = "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 
 
@@ -70,8 +73,10 @@ class Journal:
     ) -> None:
         self.phases: dict[str, float] = {}
         self._show_phase = show_phase
-        self._clock, self._timer = clock, timer
-        self._inner_secs = self._waited_secs = 0.0
+        self._clock = clock
+        self._timer = timer
+        self._inner_secs = 0.0
+        self._waited_secs = 0.0
         self._lock = threading.Lock()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, and appended by the system: a line is in the file when `write` returns, and overwrites none.
@@ -93,12 +98,13 @@ class Journal:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write an event. Fields that JSON cannot hold are written as text."""
-        self._write([_encoded({"time": self._clock(), "event": kind, **fields})])
+        self._write([_encode({"time": self._clock(), "event": kind, **fields})])
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Write how long this context took, without the phases inside it; so the seconds of all phases add up."""
-        outer, self._inner_secs = self._inner_secs, 0.0
+        outer_secs = self._inner_secs
+        self._inner_secs = 0.0
         started = self._timer()
         try:
             with self._show_phase(name):
@@ -106,7 +112,7 @@ class Journal:
         finally:
             secs = self._timer() - started
             self.took(name, secs - self._inner_secs)
-            self._inner_secs = outer + secs
+            self._inner_secs = outer_secs + secs
 
     def waited(self, secs: float) -> None:
         """Count seconds in which this process waited for others; they belong to no phase but `waiting`."""
@@ -138,25 +144,35 @@ class Journal:
 
 
 def _lines_of_steps(now: float, points: Iterable[tuple[int, Mapping[str, float]]]) -> Iterator[str]:
-    """Yield the line of each step, as `_encoded` would write it.
+    """Yield the line of each step, as `_encode` would write it.
 
     Successive steps mostly have the same names, which are encoded once: 0.7 us per value instead of 1.2.
     """
-    names, template = None, ""
+    names = None
+    template = ""
     for step, values in points:
         numbers = tuple(map(float, values.values()))
         if tuple(values) != names:
             names = tuple(values)
-            keys = ", ".join(f"{_PLAIN.encode(name)}: ".replace("%", "%%") + "%r" for name in names)
-            template = f'{{"time": {_PLAIN.encode(now)}, "step": %d, "metrics": {{{keys}}}}}'
+            template = _template_of(now, names)
         # One test for all: the sum is finite only if each number is.
         if math.isfinite(sum(numbers)):
             yield template % (step, *numbers)
         else:
-            yield _encoded({"time": now, "step": int(step), "metrics": dict(zip(names, numbers, strict=True))})
+            metrics = dict(zip(names, numbers, strict=True))
+            yield _encode({"time": now, "step": int(step), "metrics": metrics})
 
 
-def _encoded(line: Mapping[str, Any]) -> str:
+def _template_of(now: float, names: Iterable[str]) -> str:
+    """Return the line of a step with metrics of these names, without the step and the values."""
+    metrics = []
+    for name in names:
+        key = _PLAIN.encode(name).replace("%", "%%")
+        metrics.append(f"{key}: %r")
+    return f'{{"time": {_PLAIN.encode(now)}, "step": %d, "metrics": {{{", ".join(metrics)}}}}}'
+
+
+def _encode(line: Mapping[str, Any]) -> str:
     try:
         return _PLAIN.encode(line)
     except (TypeError, ValueError):  # a number that JSON lacks, an array, or bytes
@@ -172,7 +188,9 @@ class NullJournal(Journal):
     def __init__(self, show_phase: ShowPhase = contextlib.nullcontext) -> None:
         self.phases = {}
         self._show_phase = show_phase
-        self._timer, self._inner_secs, self._waited_secs = time.perf_counter, 0.0, 0.0
+        self._timer = time.perf_counter
+        self._inner_secs = 0.0
+        self._waited_secs = 0.0
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...
 
@@ -253,11 +271,12 @@ def read_journal(
                 data += file.readline()
     except FileNotFoundError:
         return [], offset
-    for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
+    whole_lines = data[: data.rfind(b"\n") + 1]
+    for line in whole_lines.split(b"\n")[:-1]:
         event = None
         if containing in line:
             try:
-                event = _decoded(line)
+                event = _decode(line)
             except _WrongValue as error:
                 left_out(f"{path}, line {_number_of_line(path, offset)}: {error}")
         if event is not None and event.get("time", 0.0) > until:
@@ -306,13 +325,18 @@ class Journals:
 
     def events_of(self, task: str = "chief") -> list[dict[str, Any]]:
         """Return the events (not metrics) of a task, by its name."""
-        paths = [path for path in journals_in(self.model_dir) if task_of(path) == task]
-        return [line for path in paths for line in self._lines(path, "event") if "event" in line]
+        found = []
+        for path in journals_in(self.model_dir):
+            if task_of(path) == task:
+                found += [line for line in self._lines(path, "event") if "event" in line]
+        return found
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
         """Return task name -> its lines of `event`; tasks without one are left out."""
-        found = {task_of(path): [line for line in self._lines(path, event) if line.get("event") == event]
-                 for path in journals_in(self.model_dir)}  # fmt: skip
+        found = {}
+        for path in journals_in(self.model_dir):
+            lines = self._lines(path, event)
+            found[task_of(path)] = [line for line in lines if line.get("event") == event]
         return {task: lines for task, lines in found.items() if lines}
 
     def has_any(self, events: Collection[str]) -> bool:
@@ -342,8 +366,15 @@ _MAY_HAVE: Mapping[str, Any] = {
     "generation": _WHOLE_OR_NOTHING,
 }  # fmt: skip
 """Type of a field of any event, if it is there."""
-_WORDS = {str: "text", dict: "a mapping", list: "a list", int: "a whole number", _NUMBER: "a number",
-          _TEXT_OR_NOTHING: "text or null", _WHOLE_OR_NOTHING: "a whole number or null"}  # fmt: skip
+_WORDS = {
+    str: "text",
+    dict: "a mapping",
+    list: "a list",
+    int: "a whole number",
+    _NUMBER: "a number",
+    _TEXT_OR_NOTHING: "text or null",
+    _WHOLE_OR_NOTHING: "a whole number or null",
+}
 _LARGEST_STEP = 2**63 - 1
 _SHOWN = 60
 """Largest number of characters of a value in a message."""
@@ -353,7 +384,7 @@ class _WrongValue(ValueError):
     """A value of a line has a wrong type."""
 
 
-def _decoded(line: bytes) -> dict[str, Any] | None:
+def _decode(line: bytes) -> dict[str, Any] | None:
     """Return what a line holds; None if it is no JSON object, such as a line that was cut short.
 
     Raises:
@@ -366,36 +397,36 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
         return None
     if "event" in event:
         kind = event["event"]
-        _check("event", kind, str)
+        _check_type("event", kind, str)
         for name, type_ in _NEEDS.get(kind, {}).items():
-            _check(name, event.get(name), type_)
+            _check_type(name, event.get(name), type_)
         for name in _MAY_HAVE.keys() & event.keys():
-            _check(name, event[name], _MAY_HAVE[name])
+            _check_type(name, event[name], _MAY_HAVE[name])
     elif "metrics" in event:
-        _check("time", event.get("time"), _NUMBER)
-        _check("step", event.get("step"), int)
-        _check("metrics", event["metrics"], dict)
-        event["metrics"] = {name: _number(name, value) for name, value in event["metrics"].items()}
+        _check_type("time", event.get("time"), _NUMBER)
+        _check_type("step", event.get("step"), int)
+        _check_type("metrics", event["metrics"], dict)
+        event["metrics"] = {name: _read_number(name, value) for name, value in event["metrics"].items()}
     return event
 
 
-def _check(name: str, value: Any, type_: Any) -> None:
+def _check_type(name: str, value: Any, type_: Any) -> None:
     is_right = isinstance(value, type_) and not isinstance(value, bool)
     # Trackers count steps in 64 bits, and time in milliseconds.
     if isinstance(value, _NUMBER) and is_right:
         is_right = abs(value) <= _LARGEST_STEP
     if not is_right:
-        raise _WrongValue(f"{name}={_shown(value)} is not {_WORDS[type_]}")
+        raise _WrongValue(f"{name}={_shorten(value)} is not {_WORDS[type_]}")
 
 
-def _number(name: str, value: Any) -> float:
+def _read_number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise _WrongValue(f"{name}={_shown(value)} is not a number") from None
+        raise _WrongValue(f"{name}={_shorten(value)} is not a number") from None
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

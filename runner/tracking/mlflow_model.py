@@ -29,14 +29,18 @@ class ServedModel(mlflow.pyfunc.PythonModel):
         if isinstance(model_input, np.ndarray | list):
             (name,) = self._specs
             model_input = {name: model_input}
-        inputs = {name: self._tensor(_array(model_input[name]), spec.dtype) for name, spec in self._specs.items()}
-        return {name: value.numpy() for name, value in self._signature(**inputs).items()}
+        inputs = {}
+        for name, spec in self._specs.items():
+            inputs[name] = self._tensor(_array(model_input[name]), spec.dtype)
+        outputs = self._signature(**inputs)
+        return {name: value.numpy() for name, value in outputs.items()}
 
 
 def _array(value: Any) -> Any:
     """Return a column whose cells are lists as one array."""
     array = np.asarray(value)
-    if array.dtype != np.dtype(object) or not array.size or isinstance(array.flat[0], str | bytes):
+    has_lists = array.dtype == np.dtype(object) and array.size > 0 and not isinstance(array.flat[0], str | bytes)
+    if not has_lists:
         return array
     return np.stack([np.asarray(cell) for cell in array])
 

@@ -36,14 +36,17 @@ from runner.system.files import MODEL_CARD_FILE
 from runner.system.redaction import mask_text
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker
 
-MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
+MAX_NAME = 250
+MAX_PARAM = 6000
+MAX_TAG = 8000
 """MLflow's limits, in characters, for names and for the values of params and tags."""
 
 
 _DESCRIPTION = "mlflow.note.content"
 """The tag that MLflow's pages show as the description of a run or a model."""
 
-_CHANGED, _TO = "changed.", " -> "
+_CHANGED = "changed."
+_TO = " -> "
 """A param that a resumed run has changed is a tag `changed.<param>`, with the text `<first value> -> <new value>`."""
 
 
@@ -64,14 +67,19 @@ class UniqueNames:
         with_suffix = f"{clean[: MAX_NAME - 9]}-{digest[:8]}"
         if with_suffix in self._known:
             return with_suffix
-        return clean if self._owners.setdefault(clean, name) == name else with_suffix
+        owner = self._owners.setdefault(clean, name)
+        return clean if owner == name else with_suffix
 
 
 def clean_name(name: str) -> str:
     """Return `name` as MLflow allows it: letters, digits, `_ - . space : /`, and a normalized path."""
-    parts = re.sub(r"[^\w\-. :/]", "_", name)[:MAX_NAME].split("/")
-    text = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
-    return re.sub(r"^\.\.", "__", text)[:MAX_NAME].rstrip("/")
+    parts = []
+    for part in re.sub(r"[^\w\-. :/]", "_", name)[:MAX_NAME].split("/"):
+        if not part.strip("."):  # `.` and `..` would be folders, and an empty one is no name
+            part = "_" * max(len(part), 1)
+        parts.append(part)
+    text = re.sub(r"^\.\.", "__", "/".join(parts))
+    return text[:MAX_NAME].rstrip("/")
 
 
 def _column(metric: str) -> str:
@@ -89,7 +97,9 @@ def clean_text(value: Any, limit: int) -> str:
 _VIEW = "mlflow.sharedViewState."
 """Beginning of the tag of an experiment that holds a view of its runs (MLflow 3.17)."""
 
-MAX_METRICS, MAX_PARAMS_AND_TAGS, MAX_BYTES = 1000, 100, 500_000
+MAX_METRICS = 1000
+MAX_PARAMS_AND_TAGS = 100
+MAX_BYTES = 500_000
 """Limits per request; MLflow's are 1000, 100 and a million."""
 
 MAX_PARAMS_OF_A_RUN = 1000
@@ -130,7 +140,7 @@ class MlflowTracker(Tracker):
         self._experiment_id: str | None = None
         self._experiment_tags: Mapping[str, str] = {}
         self._run_id: str | None = None
-        self._found: tuple[str, int | None] | None = None  # status and end time of the run before it was opened
+        self._state_before: tuple[str, int | None] | None = None  # status and end time of the run before it was opened
         self._started_at = time.time() if started_at is None else started_at
         self._metric_names = UniqueNames()
         self._ranked_by = "eval/loss"
@@ -172,13 +182,13 @@ class MlflowTracker(Tracker):
         params_before: Mapping[str, str] = {}
         self._rank_as(params)
         # If a call failed halfway and is repeated, it continues the run that it created.
-        run = self._opened(run_id or self._run_id)
+        run = self._open_run(run_id or self._run_id)
         if run is not None:
             self._client.update_run(self._run_id, status="RUNNING")
             self.set_tags(tags)
             params_before = run.data.params
         else:
-            cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
+            cleaned = {"mlflow.user": _user_name(), **_clean_tags(tags)}
             # MLflow refuses a run_name beside another one in the tags.
             name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)
             started_at = round(self._started_at * 1000)
@@ -189,12 +199,14 @@ class MlflowTracker(Tracker):
         return self._run_id
 
     def join(self, run_id: str) -> bool:
-        run = self._opened(run_id)
+        run = self._open_run(run_id)
         if run is None:
             return False
-        changes = {name: text for name, text in run.data.tags.items() if name.startswith(_CHANGED)}
-        latest = {name.removeprefix(_CHANGED): text.rpartition(_TO)[2] for name, text in changes.items()}
-        self._rank_as({**run.data.params, **latest})
+        params = dict(run.data.params)
+        for name, text in run.data.tags.items():
+            if name.startswith(_CHANGED):
+                params[name.removeprefix(_CHANGED)] = text.rpartition(_TO)[2]
+        self._rank_as(params)
         self._keep_view()
         return True
 
@@ -212,13 +224,19 @@ class MlflowTracker(Tracker):
         """Keep a view of the experiment's runs, as MLflow's own `Views > Share` does: the best run first, with columns
         of metrics, of which MLflow shows none by itself.
         """
-        columns = [_column(name) for name in dict.fromkeys([self._ranked_by, "eval/loss", "train/loss"])]
-        order = {"orderByKey": columns[0], "orderByAsc": self._is_ascending}
-        text = json.dumps({**order, "selectedColumns": [*columns, "attributes.`Source`"]})
-        key = f"runner-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        metrics = dict.fromkeys([self._ranked_by, "eval/loss", "train/loss"])  # each once
+        columns = [_column(name) for name in metrics]
+        view = {
+            "orderByKey": columns[0],
+            "orderByAsc": self._is_ascending,
+            "selectedColumns": [*columns, "attributes.`Source`"],
+        }
+        text = json.dumps(view)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        key = f"runner-{digest[:10]}"
         # MLflow 3 takes an experiment that does not say so for one of language models, whose pages show no metrics.
         tags = {_VIEW + key: text, "mlflow.experimentKind": "custom_model_development"}
-        with _allowing("PERMISSION_DENIED"):  # then the address has the order, without columns
+        with _ignoring_error("PERMISSION_DENIED"):  # then the address has the order, without columns
             for name, value in tags.items():
                 if name not in self._experiment_tags:
                     self._client.set_experiment_tag(self._experiment_id, name, value)
@@ -231,14 +249,19 @@ class MlflowTracker(Tracker):
     def log_points(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
-        clean = self._metric_names.clean
-        self._log(metrics=[Metric(clean(p.name), p.value, max(0, round(p.time * 1000)), p.step) for p in points])
+        metrics = []
+        for point in points:
+            name = self._metric_names.clean(point.name)
+            time_ms = max(0, round(point.time * 1000))
+            metrics.append(Metric(name, point.value, time_ms, point.step))
+        self._log_in_batches(metrics=metrics)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        self._log(tags=_run_tags(tags))
+        self._log_in_batches(tags=_run_tags(tags))
 
     def set_description(self, text: str, replaces: str) -> None:
-        if self._client.get_run(self._run_id).data.tags.get(_DESCRIPTION, replaces).startswith(replaces):
+        before = self._client.get_run(self._run_id).data.tags.get(_DESCRIPTION, replaces)
+        if before.startswith(replaces):
             self.set_tags({_DESCRIPTION: text})
 
     def log_file(self, path: Path, folder: str = "") -> None:
@@ -270,44 +293,61 @@ class MlflowTracker(Tracker):
     def log_model(self, model: ExportedModel) -> None:
         from mlflow.entities import LoggedModelOutput, Metric
 
-        run, model_id = self._client.get_run(self._run_id), self._model_id_of(model)
+        run = self._client.get_run(self._run_id)
+        model_id = self._model_id_of(model)
         # Last comes the output, which MLflow does not take twice: what has one is whole.
-        if model_id is None or model_id not in [one.model_id for one in run.outputs.model_outputs]:
+        if model_id is None or model_id not in [output.model_id for output in run.outputs.model_outputs]:
             with tempfile.TemporaryDirectory(prefix="runner-") as scratch, gc_pause.not_searched():
                 folder = Path(scratch) / "model"
                 with warnings.catch_warnings(record=True):  # advice for hand-written models
                     _save_model(model, folder)
                 if model_id is None:
-                    params = {name: text for name, text in run.data.params.items() if name.startswith("model.params.")}
-                    tags = {"path": str(model.path), _DESCRIPTION: _card_of(model)}
-                    tags = {name: clean_text(text, MAX_TAG) for name, text in tags.items()}
-                    model_id = self._client.create_logged_model(
-                        self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
-                        model_type="SavedModel", tags=tags,
-                    ).model_id  # fmt: skip
+                    model_id = self._create_model(model, run.data.params)
                 self._client.log_model_artifacts(model_id, str(folder))
             self._client.finalize_logged_model(model_id, "READY")
             self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, model.step)])
         evaluated = self._evaluated_at(model.step, run.data.metrics)
         # The run already has these values in MLflow, which keeps one value per step and time.
-        self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, model_id) for m in evaluated])
+        of_model = [Metric(value.key, value.value, value.timestamp, value.step, model_id) for value in evaluated]
+        self._log_in_batches(metrics=of_model)
         if model.registered_name is not None:
-            shown = ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
-            about = f"Step {model.step} of run {run.info.run_name}" + (f": {shown}" if shown else "")
+            about = f"Step {model.step} of run {run.info.run_name}"
+            if evaluated:
+                about += ": " + ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
             self._register(model, model_id, about)
 
     def _model_id_of(self, model: ExportedModel) -> str | None:
         """Return the id under which the run has `model`, maybe a part of it; None: it has not."""
         of_run = f"source_run_id = '{self._run_id}'"
-        found = self._client.search_logged_models([self._experiment_id], of_run)  # the newest first
         path = clean_text(model.path, MAX_TAG)
-        return next((one.model_id for one in found if one.tags.get("path") == path), None)
+        for logged in self._client.search_logged_models([self._experiment_id], of_run):  # the newest first
+            if logged.tags.get("path") == path:
+                return str(logged.model_id)
+        return None
+
+    def _create_model(self, model: ExportedModel, run_params: Mapping[str, str]) -> str:
+        """Return the id of a new logged model, which has no files yet."""
+        tags = {"path": clean_text(model.path, MAX_TAG), _DESCRIPTION: clean_text(_card_of(model), MAX_TAG)}
+        created = self._client.create_logged_model(
+            self._experiment_id,
+            clean_text(model.name, MAX_NAME),
+            self._run_id,
+            params={name: text for name, text in run_params.items() if name.startswith("model.params.")},
+            model_type="SavedModel",
+            tags=tags,
+        )
+        return str(created.model_id)
 
     def _evaluated_at(self, step: int, names: Iterable[str]) -> list[Any]:
         """Return the last value of each metric from evaluations of the checkpoint of `step`."""
-        histories = [self._client.get_metric_history(self._run_id, name) for name in names if is_of_evaluation(name)]
-        of_step = [[metric for metric in history if metric.step == step] for history in histories]
-        return [max(metrics, key=lambda metric: metric.timestamp) for metrics in of_step if metrics]
+        found = []
+        for name in names:
+            if is_of_evaluation(name):
+                history = self._client.get_metric_history(self._run_id, name)
+                of_step = [metric for metric in history if metric.step == step]
+                if of_step:
+                    found.append(max(of_step, key=lambda metric: metric.timestamp))
+        return found
 
     def _register(self, model: ExportedModel, model_id: str, about: str) -> None:
         """Make the model a version of a registered model, with its alias and a description."""
@@ -316,32 +356,39 @@ class MlflowTracker(Tracker):
         # MLflow 3 looks there, and not where its client is, for the model of a version.
         mlflow.set_tracking_uri(self.uri)
         name = model.registered_name
-        with _allowing("RESOURCE_ALREADY_EXISTS"):
+        with _ignoring_error("RESOURCE_ALREADY_EXISTS"):
             self._client.create_registered_model(name)
         source = f"models:/{model_id}"
-        of_run = self._client.search_model_versions(f"run_id = '{self._run_id}'")
-        found = [one for one in of_run if (one.name, one.source) == (name, source)]
-        version = found[0] if found else self._client.create_model_version(
-            name, source, self._run_id, {"step": str(model.step)}, description=about, model_id=model_id
-        )  # fmt: skip
+        version = None
+        for known in self._client.search_model_versions(f"run_id = '{self._run_id}'"):
+            if known.name == name and known.source == source:
+                version = known
+                break
+        if version is None:
+            tags = {"step": str(model.step)}
+            version = self._client.create_model_version(
+                name, source, self._run_id, tags, description=about, model_id=model_id
+            )
         if model.alias is not None:
             self._client.set_registered_model_alias(name, model.alias, version.version)
 
     def is_refusal(self, error: Exception) -> bool:
         from mlflow.exceptions import MlflowException
 
+        if isinstance(error, (*USER_ERRORS, RuntimeError)):  # of the code that reads the config or draws the curves
+            return True
         if isinstance(error, MlflowException):
             status = error.get_http_status_code()
         else:  # of requests; boto3 and others have no such response
-            status = getattr(getattr(error, "response", None), "status_code", 500)
-        # 408, 429: later. The others are mistakes, as of the code that reads the config or draws the curves.
-        return (status < 500 and status not in (408, 429)) or isinstance(error, (*USER_ERRORS, RuntimeError))
+            response = getattr(error, "response", None)
+            status = getattr(response, "status_code", 500)
+        return bool(status < 500 and status not in (408, 429))  # these two mean: later
 
     def end(self, status: str, time: float) -> None:
         self._client.set_terminated(self._run_id, status=status, end_time=round(time * 1000))
 
     def leave(self, status: str, time: float) -> None:
-        before, end_time = self._found or ("RUNNING", None)
+        before, end_time = self._state_before or ("RUNNING", None)
         if before == "RUNNING":  # it is new, or its supervisor was killed
             self.end(status, time)
         elif self._client.get_run(self._run_id).info.status != before:
@@ -351,14 +398,17 @@ class MlflowTracker(Tracker):
         if self._run_id is None:
             return None
         page = f"#/experiments/{self._experiment_id}/runs"
-        ranking = f"{page}?workflowType=machine_learning&viewStateShareKey={self._view}"
+        order = f"viewStateShareKey={self._view}"
         if not self._view:
-            order = f"orderByKey={quote(_column(self._ranked_by))}&orderByAsc={str(self._is_ascending).lower()}"
-            ranking = f"{page}?workflowType=machine_learning&{order}"
+            key = quote(_column(self._ranked_by))
+            is_ascending = str(self._is_ascending).lower()
+            order = f"orderByKey={key}&orderByAsc={is_ascending}"
+        ranking = f"{page}?workflowType=machine_learning&{order}"
         if re.match(r"https?://", self.uri):
             shown = mask_text(self.uri, ()).rstrip("/")
             return f"{shown}/{page}/{self._run_id}\n{shown}/{ranking}"
-        path, uri = sqlite_path(self.uri), mask_text(self.uri, ())
+        path = sqlite_path(self.uri)
+        uri = mask_text(self.uri, ())
         if path is not None and path.is_relative_to(Path.cwd()):
             uri = _sqlite_uri(path.relative_to(Path.cwd()))
         return f"mlflow ui --backend-store-uri {shlex.quote(uri)}\nhttp://127.0.0.1:5000/{ranking}"
@@ -366,23 +416,26 @@ class MlflowTracker(Tracker):
     def running_on(self, host: str) -> Mapping[str, str]:
         self._connect()
         host = clean_text(host, MAX_TAG).replace("'", "")
-        runs = self._client.search_runs(
-            [self._experiment_id], f"attributes.status = 'RUNNING' and tags.host = '{host}'", max_results=100
-        )
-        locks = {run.info.run_id: run.data.tags.get("lock", "") for run in runs}
-        return {run_id: lock for run_id, lock in locks.items() if lock and run_id != self._run_id}
+        running_here = f"attributes.status = 'RUNNING' and tags.host = '{host}'"
+        locks = {}
+        for run in self._client.search_runs([self._experiment_id], running_here, max_results=100):
+            lock = run.data.tags.get("lock", "")
+            if lock and run.info.run_id != self._run_id:
+                locks[run.info.run_id] = lock
+        return locks
 
     def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
         if self._client.get_run(run_id).info.status == "RUNNING":
             self._client.log_batch(run_id, tags=_run_tags(tags), synchronous=True)
             self._client.set_terminated(run_id, status=status, end_time=round(time * 1000))
             if run_id == self._run_id:
-                self._found = (status, round(time * 1000))
+                self._state_before = (status, round(time * 1000))
 
-    def _log(self, **entities: Sequence[Any]) -> None:
+    def _log_in_batches(self, **entities: Sequence[Any]) -> None:
         """Log metrics, params or tags, in requests of the size that MLflow accepts."""
         for kind, items in entities.items():
-            for batch in _batches(items, MAX_METRICS if kind == "metrics" else MAX_PARAMS_AND_TAGS):
+            max_items = MAX_METRICS if kind == "metrics" else MAX_PARAMS_AND_TAGS
+            for batch in _batches(items, max_items):
                 # Synchronous, since errors would be lost with MLFLOW_ENABLE_ASYNC_LOGGING in the environment.
                 self._client.log_batch(self._run_id, **{kind: batch}, synchronous=True)
 
@@ -390,7 +443,8 @@ class MlflowTracker(Tracker):
         if self._experiment_id is not None:
             return
         self.prepare()
-        database, location = sqlite_path(self.uri), None
+        database = sqlite_path(self.uri)
+        location = None
         if database is not None:
             # An absolute path, because MLflow's default for sqlite is relative to the directory of the reader.
             folder = re.sub(r"[^A-Za-z0-9-]", "_", self._experiment)[:100]
@@ -402,7 +456,7 @@ class MlflowTracker(Tracker):
         name = clean_text(self._experiment, 500)
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
-            with _allowing("RESOURCE_ALREADY_EXISTS"):  # another run has created it in the meantime
+            with _ignoring_error("RESOURCE_ALREADY_EXISTS"):  # another run has created it in the meantime
                 self._client.create_experiment(name, artifact_location=location)
             experiment = self._client.get_experiment_by_name(name)
         if experiment.lifecycle_stage != "active":
@@ -417,16 +471,17 @@ class MlflowTracker(Tracker):
         self._experiment_id = str(experiment.experiment_id)
         self._experiment_tags = experiment.tags
 
-    def _opened(self, run_id: str | None) -> Any:
+    def _open_run(self, run_id: str | None) -> Any:
         """Return the run, which this tracker records from now on; None if there is none here, or it was deleted."""
         self._connect()
         run = None
         if run_id:
-            with _allowing("RESOURCE_DOES_NOT_EXIST"):
+            with _ignoring_error("RESOURCE_DOES_NOT_EXIST"):
                 run = self._client.get_run(run_id)
         if run is None or run.info.lifecycle_stage != "active":
             return None
-        self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
+        self._run_id = run_id
+        self._state_before = (run.info.status, run.info.end_time)
         self._metric_names = UniqueNames(run.data.metrics)
         return run
 
@@ -436,20 +491,27 @@ class MlflowTracker(Tracker):
 
         names = UniqueNames()
         named = {names.clean(name): value for name, value in params.items()}
-        # A new parameter that is null is not logged; a known one that has become null is.
-        logged = {name: value for name, value in named.items() if value is not None or name in earlier}
-        texts = {name: clean_text(value, MAX_PARAM) for name, value in logged.items()}
+        texts = {}
+        for name, value in named.items():
+            # A new parameter that is null is not logged; a known one that has become null is.
+            if value is not None or name in earlier:
+                texts[name] = clean_text(value, MAX_PARAM)
         shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
-        self._log(params=[Param(name, text) for name, text in shown.items() if name not in earlier])
-        changed = {name: text for name, text in shown.items() if earlier.get(name, text) != text}
-        tags = {f"{_CHANGED}{name}": f"{earlier[name]}{_TO}{text}" for name, text in changed.items()}
+        new = []
+        tags = {}
+        for name, text in shown.items():
+            if name not in earlier:
+                new.append(Param(name, text))
+            elif earlier[name] != text:
+                tags[f"{_CHANGED}{name}"] = f"{earlier[name]}{_TO}{text}"
+        self._log_in_batches(params=new)
         if len(texts) > len(shown):
             tags["params_left_out"] = f"{len(texts) - len(shown)} params are left out; config.yaml has all"
         self.set_tags(tags)
 
 
 @contextmanager
-def _allowing(code: str) -> Iterator[None]:
+def _ignoring_error(code: str) -> Iterator[None]:
     """Ignore an error of MLflow with this `code` inside this context."""
     from mlflow.exceptions import MlflowException
 
@@ -464,7 +526,10 @@ def tracking_uri(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) ->
     """Return where MLflow records: `tracking.uri`, or MLFLOW_TRACKING_URI, or `sqlite:///mlflow.db` in `cwd`."""
     uri = settings.uri or env.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = sqlite_path(uri)
-    return uri if path is None else _sqlite_uri(cwd / path) + "".join(uri.partition("?")[1:])
+    if path is None:
+        return uri
+    _, mark, options = uri.partition("?")
+    return _sqlite_uri(cwd / path) + mark + options
 
 
 def experiment_name(settings: TrackingConfig, env: Mapping[str, str]) -> str:
@@ -481,16 +546,19 @@ def _save_model(model: ExportedModel, folder: Path) -> None:
     from mlflow.types import Schema, TensorSpec
 
     def schema(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> Any:
-        return Schema([TensorSpec(_dtype(kind), tuple(shape), name) for name, (kind, shape) in tensors.items()])
+        specs = [TensorSpec(_numpy_type(kind), tuple(shape), name) for name, (kind, shape) in tensors.items()]
+        return Schema(specs)
 
+    signature = ModelSignature(schema(model.inputs), schema(model.outputs))
+    # Otherwise MLflow infers them, which takes 10 s.
+    requirements = [f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")]
     mlflow.pyfunc.save_model(
         str(folder),
         python_model=str(Path(__file__).with_name("mlflow_model.py")),
         artifacts={"saved_model": str(model.path)},
-        signature=ModelSignature(schema(model.inputs), schema(model.outputs)),
+        signature=signature,
         input_example=_input_example(model.inputs),
-        # otherwise MLflow infers them, which takes 10 s
-        pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")],
+        pip_requirements=requirements,
     )
     card = _card_of(model)
     if card:
@@ -502,8 +570,8 @@ def _card_of(model: ExportedModel) -> str:
     card = model.path / MODEL_CARD_FILE
     if not card.exists():  # of an earlier version
         return ""
-    # The SavedModel is below that folder.
-    return card.read_text(encoding="utf-8").replace('load(".",', f'load("artifacts/{model.path.name}",')
+    text = card.read_text(encoding="utf-8")
+    return text.replace('load(".",', f'load("artifacts/{model.path.name}",')  # the SavedModel is below that folder
 
 
 def _input_example(inputs: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
@@ -513,14 +581,22 @@ def _input_example(inputs: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str,
     """
     import numpy as np
 
-    shapes = {name: [1 if size < 0 else size for size in shape] for name, (_, shape) in inputs.items()}
-    if not inputs or sum(map(math.prod, shapes.values())) > MAX_EXAMPLE_VALUES:
+    if not inputs:
         return None
-    kinds = {name: _dtype(kind) for name, (kind, _) in inputs.items()}
-    return {name: np.full(shapes[name], "" if kinds[name].kind == "O" else 0, kinds[name]) for name in inputs}
+    example = {}
+    num_values = 0
+    for name, (kind, shape) in inputs.items():
+        dtype = _numpy_type(kind)
+        sizes = [abs(size) for size in shape]  # -1 stands for any size
+        num_values += math.prod(sizes)
+        if num_values > MAX_EXAMPLE_VALUES:
+            return None
+        empty = "" if dtype.kind == "O" else 0
+        example[name] = np.full(sizes, empty, dtype)
+    return example
 
 
-def _dtype(kind: str) -> Any:
+def _numpy_type(kind: str) -> Any:
     """Return the NumPy type of a tensor of TensorFlow's type `kind`."""
     import numpy as np
 
@@ -544,7 +620,7 @@ def _check_database(path: Path) -> str:
     """Return that MLflow can write its database `path`, in words."""
     import sqlite3  # not at the top: every supervisor and task imports this module
 
-    nearest = next(one for one in (path, *path.parents) if one.exists())
+    nearest = next(place for place in (path, *path.parents) if place.exists())
     if not os.access(nearest, os.W_OK):
         raise OSError(f"{nearest} is not writable")
     if nearest != path:
@@ -572,7 +648,8 @@ def _batches(items: Sequence[Any], max_items: int) -> Iterator[list[Any]]:
         item_size = len(json.dumps([item.key, item.value])) + 100  # 100 bytes for field names and a timestamp
         if batch and (len(batch) == max_items or size + item_size > MAX_BYTES):
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(item)
         size += item_size
     if batch:
@@ -590,7 +667,7 @@ def _clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     return {names.clean(name): clean_text(value, MAX_TAG) for name, value in tags.items()}
 
 
-def _user() -> str:
+def _user_name() -> str:
     with suppress(KeyError, OSError):
         return getpass.getuser()
     return "unknown"

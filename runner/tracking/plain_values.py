@@ -30,16 +30,28 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): json_value(member) for key, member in value.items()}
     if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return base64.b64encode(value).decode()
+        return _text_of_bytes(value)
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):  # a NumPy array, recognized without importing NumPy
-        if value.dtype.kind in "iub" or (value.dtype.kind == "f" and math.isfinite(abs(value).max(initial=0))):
-            return value.tolist()
-        return [json_value(member) for member in value]
+        return _list_of_array(value)
     if isinstance(value, list | tuple):
         return [json_value(member) for member in value]
     if hasattr(value, "item"):
         return json_value(value.item())
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _text_of_bytes(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode()
+
+
+def _list_of_array(array: Any) -> Any:
+    kind = array.dtype.kind
+    is_finite = kind in "iub" or (kind == "f" and math.isfinite(abs(array).max(initial=0)))
+    if is_finite:  # JSON has all of its numbers
+        return array.tolist()
+    return [json_value(member) for member in array]

@@ -180,11 +180,11 @@ def write_end(folder: Path, end: RunEnd, record: RunRecord | None = None) -> Non
         of a script, of a sweep, or of a command that only reads the run.
     """
     if record is not None:
-        _decide(folder, end, record)
+        _write_decision(folder, end, record)
         tell_training_ended(folder, end.status, record.generation)
     for name, summary in end.summaries.items():
         write_summary(folder, summary, name)
-    _note(folder, end)
+    _write_line_of_end(folder, end)
 
 
 def write_end_of_command(folder: Path, summary: Mapping[str, Any]) -> None:
@@ -212,7 +212,7 @@ def settle(folder: Path) -> None:
     settle_files(folder)
     last = next(reversed(starts_and_ends(folder)), None)
     if last is not None and last["event"] == RUN_STARTED:
-        _note(folder, _end_of_start(folder, last))
+        _write_line_of_end(folder, _end_of_start(folder, last))
 
 
 def settle_files(folder: Path) -> None:
@@ -228,22 +228,22 @@ def settle_files(folder: Path) -> None:
     if is_decided and is_written:
         return
     status = _status_of(record, summary)
-    end = _killed(folder, summary) if status == RUNNING else _end_in(record, summary)
+    end = _undecided_end(folder, summary) if status == RUNNING else _end_in(record, summary)
     if not is_decided:
-        _decide(folder, end, record)
+        _write_decision(folder, end, record)
     if record.training is not None:  # else run.json was lost, or never written
         tell_training_ended(folder, end.status, record.generation)
     if not is_written:
         write_summary(folder, _summary_of(end, summary))
 
 
-def _decide(folder: Path, end: RunEnd, record: RunRecord) -> None:
+def _write_decision(folder: Path, end: RunEnd, record: RunRecord) -> None:
     record.training = end.status
     record.ending = dataclasses.asdict(end)
     record.save(folder)
 
 
-def _note(folder: Path, end: RunEnd) -> None:
+def _write_line_of_end(folder: Path, end: RunEnd) -> None:
     facts = dataclasses.asdict(end)
     del facts["summaries"]
     note_of_run(folder, RUN_ENDED, **facts)
@@ -282,7 +282,7 @@ def _summary_of(end: RunEnd, summary: Mapping[str, Any]) -> dict[str, Any]:
     return dict(end.summaries.get(SUMMARY_FILE) or {**summary, "status": end.status, "error": None})
 
 
-def _killed(folder: Path, summary: Mapping[str, Any]) -> RunEnd:
+def _undecided_end(folder: Path, summary: Mapping[str, Any]) -> RunEnd:
     """Return the end of a start about which its supervisor, which was killed, had not decided."""
     status = _KILLED["status"]
     last_signs = [path.stat().st_mtime for path in journals_in(folder)]
@@ -311,7 +311,7 @@ def _end_of_start(folder: Path, start: Mapping[str, Any]) -> RunEnd:
     summary = read_summary(folder / SUMMARY_FILE, is_quiet=True)
     number = start.get("generation")
     if number is None or record.training is None:
-        return _killed(folder, summary)
+        return _undecided_end(folder, summary)
     end = _end_in(record, summary)
     if number > record.generation:  # it has put the files of the start before it back
         return RunEnd(end.status, end.recorded, is_kept=True)

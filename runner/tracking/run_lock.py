@@ -82,11 +82,11 @@ def holder_of(*files: Path) -> str:
         with suppress(psutil.Error):
             is_other = process.pid != os.getpid()
             if is_other and any(opened.path in paths for opened in process.open_files()):
-                return _described(process)
+                return _describe_process(process)
     return ""
 
 
-def _described(process: psutil.Process) -> str:
+def _describe_process(process: psutil.Process) -> str:
     if process.status() != psutil.STATUS_STOPPED:
         return f"process {process.pid}"
     pid = process.pid

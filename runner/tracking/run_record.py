@@ -20,11 +20,17 @@ FOUND_ACCUMULATION = "RUNNER_GRADIENT_ACCUMULATION"
 """Environment variable of a task with `RunRecord.gradient_accumulation`, which stands for auto in its config."""
 
 _WORDS: Mapping[Any, str] = {
-    int: "a whole number", int | None: "a whole number or null", float: "a number", float | None: "a number or null",
-    str | None: "text or null", bool: "true or false",
-    dict[str, int]: "a mapping of whole numbers", dict[str, str]: "a mapping", dict[str, Any]: "a mapping",
+    int: "a whole number",
+    int | None: "a whole number or null",
+    float: "a number",
+    float | None: "a number or null",
+    str | None: "text or null",
+    bool: "true or false",
+    dict[str, int]: "a mapping of whole numbers",
+    dict[str, str]: "a mapping",
+    dict[str, Any]: "a mapping",
     list[str]: "a list of texts",
-}  # fmt: skip
+}
 """Type of a field -> it in words; fields of other types are not checked."""
 
 _T = TypeVar("_T")
@@ -79,7 +85,7 @@ class RunRecord:
         Raises:
           ConfigError: the file contains a value of a wrong type.
         """
-        return _checked(cls, model_dir / RUN_FILE)
+        return _read_checked(cls, model_dir / RUN_FILE)
 
     def save(self, model_dir: Path) -> None:
         write_json(model_dir / RUN_FILE, asdict(self))
@@ -116,7 +122,7 @@ class Shipped:
         Raises:
           ConfigError: the file contains a value of a wrong type.
         """
-        record = _checked(cls, _file_of(folder, tracker))
+        record = _read_checked(cls, _file_of(folder, tracker))
         record._forget_lost_lines(folder)
         return record
 
@@ -142,12 +148,17 @@ class Shipped:
     def belongs_to(self, run_id: str) -> None:
         """Start anew if `run_id` is another run than before; nothing has been shipped to it."""
         if run_id != self.run_id:
-            self.run_id, self.offsets, self.last_steps, self.models = run_id, {}, {}, []
+            self.run_id = run_id
+            self.offsets = {}
+            self.last_steps = {}
+            self.models = []
 
     def has_last_start(self, folder: Path) -> bool:
         """Report whether the tracker has the newest start of the run open."""
-        bounds = starts_and_ends(folder, self.started or 0)
-        return self.started is not None and sum(line["event"] == RUN_STARTED for line in bounds) == 1
+        if self.started is None:
+            return False
+        starts = [line for line in starts_and_ends(folder, self.started) if line["event"] == RUN_STARTED]
+        return len(starts) == 1
 
     def is_complete(self, folder: Path) -> bool:
         """Report whether the tracker has all starts of the run, and each has ended there."""
@@ -160,7 +171,7 @@ def _file_of(folder: Path, tracker: str) -> Path:
     return folder / f"shipped.{tracker}.json"
 
 
-def _checked(cls: type[_T], file: Path) -> _T:
+def _read_checked(cls: type[_T], file: Path) -> _T:
     record = read_dataclass(cls, file)
     for name, words in wrong_fields(record).items():
         value = getattr(record, name)
@@ -171,8 +182,11 @@ def _checked(cls: type[_T], file: Path) -> _T:
 def wrong_fields(record: Any) -> dict[str, str]:
     """Return name -> what it should be, of the fields of a dataclass that have another type than they declare."""
     kind_of_record: Any = type(record)
-    kinds = _kinds_of(kind_of_record)
-    return {name: _WORDS[kind] for name, kind in kinds.items() if not _has_type(getattr(record, name), kind)}
+    wrong = {}
+    for name, kind in _kinds_of(kind_of_record).items():
+        if not _has_type(getattr(record, name), kind):
+            wrong[name] = _WORDS[kind]
+    return wrong
 
 
 @functools.cache  # it takes 0.1 ms, and a folder may have a thousand runs
@@ -191,4 +205,6 @@ def _has_type(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind in (float, float | None):
         return isinstance(value, int | float) or (value is None and kind is not float)
-    return isinstance(value, dict if kind in (dict[str, str], dict[str, Any]) else kind)
+    if kind in (dict[str, str], dict[str, Any]):
+        return isinstance(value, dict)
+    return isinstance(value, kind)

@@ -67,20 +67,22 @@ from runner.tracking.shipping import (
     SETTINGS_FILE,
     Shipping,
     heed_starter,
+    label_of,
     lock_file,
-    of,
     read_settings,
     ship_command,
 )
 from runner.tracking.summary import MLFLOW_STATUS
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
-PERIOD_SECS, GLANCE_SECS = 2.0, 0.2
+PERIOD_SECS = 2.0
+GLANCE_SECS = 0.2
 REST_SECS = 600.0
 """Seconds after which the files of a run that has ended are sent again, if nobody answered: each costs other jobs of a
 sweep a few.
 """
-LAST_ATTEMPTS, LAST_PERIOD_SECS = 3, 0.5
+LAST_ATTEMPTS = 3
+LAST_PERIOD_SECS = 0.5
 PREPARE_SECS = 120.0
 """Seconds that the import of a tracker and the making of its tables may take."""
 UPLOAD_BYTES_PER_SEC = 1e6
@@ -101,7 +103,8 @@ class Deadline:
     """
 
     def __init__(self) -> None:
-        self._secs, self.is_armed = float(ANSWER_SECS), False
+        self._secs = float(ANSWER_SECS)
+        self.is_armed = False
 
     def expect(self, num_bytes: int = 0, secs: float = ANSWER_SECS) -> None:
         """Expect the next answer within `secs`, or later for many bytes."""
@@ -126,7 +129,8 @@ def build_tracker(backend: str, settings: TrackingConfig, model_dir: Path, name:
         return MlflowTracker(str(settings.uri), str(settings.experiment), started_at)
     if backend == "csv":
         return CsvTracker(model_dir)
-    return UserTracker(next(one for one in settings.backends if one.name == backend), name)
+    users_class = next(candidate for candidate in settings.backends if candidate.name == backend)
+    return UserTracker(users_class, name)
 
 
 class RunShipper:
@@ -141,13 +145,15 @@ class RunShipper:
         self, folder: Path, name: str, deadline: Deadline, build: Callable[..., Tracker] = build_tracker
     ) -> None:
         self._build = build
-        self.folder, self._name, self._deadline = folder, name, deadline
-        self._held = HeldFolder(folder)
+        self.folder = folder
+        self._name = name
+        self._deadline = deadline
+        self._held_folder = HeldFolder(folder)
         self._settings = read_settings(folder)
         self._lock = FileLock(lock_file(folder, name))
         self._shipped = Shipped.read(folder, name)
-        self._bounds = journal_path(folder, SUPERVISOR)
-        self._start: Mapping[str, Any] | None = self._open_start()  # known if the folder is deleted later
+        self._supervisor_journal = journal_path(folder, SUPERVISOR)
+        self._start: Mapping[str, Any] | None = self._find_open_start()  # known if the folder is deleted later
         self._unseen = Journals(folder, dict(self._shipped.offsets))
         patience_secs = PATIENCE_SECS
         if self._start is not None and self._start.get("is_provisional"):
@@ -159,8 +165,11 @@ class RunShipper:
         self._tracker: Tracker | None = None
         self._opening: Tracker | None = None
         self._left_out: set[str] = set()
-        self._noted: set[Path] = set()  # journals with offsets that the record on disk does not have
-        self._is_guest = self._is_sweep = self._has_looked = self._is_full = False
+        self._unsaved_journals: set[Path] = set()  # those with offsets that the record on disk does not have
+        self._is_read_only = False  # the start that is open leaves the run's status as it was
+        self._is_sweep = False
+        self._has_looked = False  # for runs that were killed
+        self._is_disk_full = False
 
     def is_due(self) -> bool:
         """Report whether it is time to ship: not before the first step, because the task's imports need the core."""
@@ -175,7 +184,7 @@ class RunShipper:
     def ship(self) -> bool:
         """Ship what is new. Return whether nothing more will come: the run has ended, and the tracker has all of it."""
         if self._is_lost():
-            self._end_lost()
+            self._end_lost_run()
             return True
         if not self._lock.is_locked:
             with suppress(Timeout):
@@ -186,13 +195,7 @@ class RunShipper:
                 return False
         if self._tracker is None and self._shipped.started is not None:  # an earlier process opened it
             self._open(starts_and_ends(self.folder, self._shipped.started)[0], self._shipped.started)
-        before = -1
-        while before != (before := self._offset(self._bounds)):
-            # One line at a time, because each may open or end the run.
-            lines, after = read_journal(self._bounds, before, max_bytes=1, left_out=self._say_left_out)
-            for line in lines:
-                self._ship_bound(line, before)
-            self._note(self._bounds, after)
+        self._ship_supervisor()
         if self._tracker is not None:
             self._ship_tasks(self._tracker)
             if self._shipped.last_steps:
@@ -207,16 +210,16 @@ class RunShipper:
     def end_killed(self) -> bool:
         """Write the end of a start whose starter is dead. Return False if its tasks still run; then call it again."""
         with suppress(Timeout, FolderLostError), ExitStack() as held:
-            self._held.check()
+            self._held_folder.check()
             held.enter_context(FileLock(self.folder / LOCK_FILE).acquire(timeout=0))
-            if self._open_start() is None:
+            if self._find_open_start() is None:
                 return True
             if has_tasks(self.folder):
                 return False
             try:
                 settle(self.folder)
             except DiskFullError:  # its starter, if it lives, could not note the end for the same reason
-                self._is_full = True
+                self._is_disk_full = True
         return True  # also if another start has the lock, which looks after the run
 
     def note_problem(self, error: Exception) -> str:
@@ -227,7 +230,7 @@ class RunShipper:
             with suppress(OSError):  # a full disk
                 self._save()
         what_continues = f"training continues; the journals in {self.folder} have everything"
-        return "\n".join([f"tracking: {of(self._name)}{first} ({what_continues})", *lines])
+        return "\n".join([f"{label_of(self._name)}{first} ({what_continues})", *lines])
 
     def release(self) -> None:
         """Release the tracker and the folder."""
@@ -237,8 +240,19 @@ class RunShipper:
 
     # --- the lines of the supervisor ----------------------------------------------------------------------------------
 
-    def _ship_bound(self, line: Mapping[str, Any], offset: int) -> None:
-        """Ship a line of the supervisor's journal, which holds the starts of the run and their ends."""
+    def _ship_supervisor(self) -> None:
+        """Ship what is new in the supervisor's journal, which holds the starts of the run and their ends."""
+        while True:
+            before = self._offset(self._supervisor_journal)
+            # One line at a time, because each may open or end the run.
+            lines, after = read_journal(self._supervisor_journal, before, max_bytes=1, left_out=self._say_left_out)
+            for line in lines:
+                self._ship_supervisor_line(line, before)
+            self._note_offset(self._supervisor_journal, after)
+            if after == before:
+                break
+
+    def _ship_supervisor_line(self, line: Mapping[str, Any], offset: int) -> None:
         kind = line.get("event")
         if kind == RUN_STARTED:
             if self._tracker is not None:  # an earlier start was killed
@@ -256,47 +270,71 @@ class RunShipper:
         """Begin or continue the run. A command that only reads a run joins it, and a start that failed before its first
         step leaves it as it was.
         """
+        tracker = self._prepare_tracker(line)
+        tags = dict(line["tags"])
+        if line.get("parent"):
+            tags["mlflow.parentRunId"] = self._begin_sweep(Path(line["parent"]))
+        start_and_its_end = starts_and_ends(self.folder, offset)[:2]
+        is_kept = any(bound.get("is_kept") for bound in start_and_its_end)  # if this start has ended already
+        is_training = line["command"] in TRAINING_RUNS
+        self._is_sweep = line["command"] == "sweep"
+        self._is_read_only = is_kept or not (is_training or self._is_sweep)
+        run_id = self._begin_or_join(tracker, line, tags)
+        self._tracker = tracker
+        self._opening = None
+        self._start = line
+        if run_id is not None and run_id != self._shipped.run_id:
+            self._shipped.belongs_to(run_id)
+            self._shipped.offsets = {self._supervisor_journal.name: offset}  # earlier starts are not begun once more
+        self._shipped.started = offset
+        address = tracker.address()
+        if address:
+            address = mask_text(address, self._settings.secret_texts())
+        self._shipped.address = address
+        self._unsaved_journals.add(self._supervisor_journal)
+        self._save()
+        self._look_for_killed_runs(tracker, line["tags"].get("host"))
+        self._deadline.expect()
+
+    def _prepare_tracker(self, line: Mapping[str, Any]) -> Tracker:
+        """Return the tracker for a start, imported and ready."""
         if self._name not in TRACKERS:
             # At the end, and for a user's class only: the folder must not say whose mlflow is imported.
             sys.path += [entry for entry in self._settings.path if entry not in sys.path]
-        settings = self._settings.tracking
-        tracker = self._opening or self._build(self._name, settings, self.folder, line["name"], line["time"])
+        tracker = self._opening
+        if tracker is None:
+            tracker = self._build(self._name, self._settings.tracking, self.folder, line["name"], line["time"])
         self._opening = tracker  # it knows the run that it began, if a call fails halfway and is repeated
         self._deadline.expect(secs=PREPARE_SECS)
         tracker.prepare()
         self._deadline.expect()
-        tags, run_id = dict(line["tags"]), self._shipped.run_id
-        if line.get("parent"):
-            tags["mlflow.parentRunId"] = self._run_of(Path(line["parent"]))
-        bounds = starts_and_ends(self.folder, offset)[:2]
-        is_kept = any(bound.get("is_kept") for bound in bounds)  # if this start has ended already
-        self._is_sweep = line["command"] == "sweep"
-        self._is_guest = line["command"] not in (*TRAINING_RUNS, "sweep") or is_kept
-        if self._is_guest and run_id is not None and tracker.join(run_id):
+        return tracker
+
+    def _begin_or_join(self, tracker: Tracker, line: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
+        """Return the tracker's id of the run, which is joined if this start leaves it as it was, else begun or
+        continued.
+        """
+        run_id = self._shipped.run_id
+        if self._is_read_only and run_id is not None and tracker.join(run_id):
             # This process ships the run. So if MLflow says that the run is RUNNING, its supervisor was killed.
             tracker.settle(run_id, MLFLOW_STATUS["interrupted"], {"status": "interrupted"}, line["time"])
-        else:
-            self._is_guest = False
-            run_id = run_id or _of_a_killed_start(tracker, tags)
-            run_id = tracker.start(run_id, line["name"], line["params"], tags)
-        self._tracker, self._opening, self._start = tracker, None, line
-        if run_id is not None and run_id != self._shipped.run_id:
-            self._shipped.belongs_to(run_id)
-            self._shipped.offsets = {self._bounds.name: offset}  # earlier starts are not begun once more
-        self._shipped.started = offset
-        address = tracker.address()
-        self._shipped.address = address and mask_text(address, self._settings.secret_texts())
-        self._noted.add(self._bounds)
-        self._save()
-        if line["tags"].get("host") and not self._has_looked:
-            self._has_looked = True
-            try:
-                close_abandoned(tracker, line["tags"]["host"])
-            except Exception as error:
-                self._warn("cannot look for runs that were killed", error)
-        self._deadline.expect()
+            return run_id
+        self._is_read_only = False  # there is no run that it could leave as it was
+        if not run_id:
+            run_id = _find_run_of_killed_start(tracker, tags)
+        return tracker.start(run_id, line["name"], line["params"], tags)
 
-    def _run_of(self, parent: Path) -> str:
+    def _look_for_killed_runs(self, tracker: Tracker, host: str | None) -> None:
+        """Close the runs of this host that were killed; once, however many starts this process ships."""
+        if not host or self._has_looked:
+            return
+        self._has_looked = True
+        try:
+            close_abandoned(tracker, host)
+        except Exception as error:
+            self._warn("cannot look for runs that were killed", error)
+
+    def _begin_sweep(self, parent: Path) -> str:
         """Return the id of a sweep's run, which is begun now if it was not before."""
         if Shipped.read(parent, self._name).run_id is None:
             sweep = RunShipper(parent, self._name, self._deadline, self._build)
@@ -319,30 +357,15 @@ class RunShipper:
           An error of the tracker, which is no refusal.
         """
         tags = dict(line.get("tags", {}))
-        if not self._is_guest and not line.get("is_kept"):
+        if not self._is_read_only and not line.get("is_kept"):
             tags["status"] = line["status"]
         if tags:
             tracker.set_tags(tags)
         self._deadline.expect()
-        is_last = len(starts_and_ends(self.folder, self._offset(self._bounds))) == 1
-        unanswered = list[Exception]()
-        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
-            things: list[Callable[[], None]] = []
-            if line.get("description"):
-                things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
-            things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
-            things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
-            for thing in things:
-                try:
-                    thing()
-                except Exception as error:
-                    if is_last and not tracker.is_refusal(error):
-                        unanswered.append(error)
-                    else:
-                        self._warn("the run is recorded without a file, model or text", error)
+        unanswered = self._send_rest(tracker, line)
         if line.get("is_kept"):
             tracker.leave(self._shipped.status or line["recorded"], line["time"])
-        elif self._is_guest:
+        elif self._is_read_only:
             tracker.leave(line["recorded"], line["time"])
         else:
             tracker.end(line["recorded"], line["time"])
@@ -352,7 +375,38 @@ class RunShipper:
             self._due_at = time.monotonic() + REST_SECS
             raise unanswered[0]
         tracker.close()
-        self._tracker, self._start, self._shipped.started, self._shipped.models = None, None, None, []
+        self._tracker = None
+        self._start = None
+        self._shipped.started = None
+        self._shipped.models = []
+
+    def _send_rest(self, tracker: Tracker, line: Mapping[str, Any]) -> list[Exception]:
+        """Send the description, files and models of the end of a start.
+
+        Returns:
+          The errors of what nobody answered, which is to be sent again.
+        """
+        # An earlier start does not keep the tracker from the next one.
+        is_last = len(starts_and_ends(self.folder, self._offset(self._supervisor_journal))) == 1
+        unanswered = list[Exception]()
+        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+            sends: list[Callable[[], None]] = []
+            description = line.get("description")
+            if description:
+                sends.append(partial(tracker.set_description, description, description[:20]))
+            for name in line.get("files", ()):
+                sends.append(partial(self._send_file, tracker, name, Path(scratch)))
+            for facts in line.get("models", ()):
+                sends.append(partial(self._send_model, tracker, facts))
+            for send in sends:
+                try:
+                    send()
+                except Exception as error:
+                    if is_last and not tracker.is_refusal(error):
+                        unanswered.append(error)
+                    else:
+                        self._warn("the run is recorded without a file, model or text", error)
+        return unanswered
 
     def _send_file(self, tracker: Tracker, name: str, scratch: Path) -> None:
         path = self.folder / name
@@ -361,21 +415,22 @@ class RunShipper:
         if not path.exists() or not self._is_own(path):
             return
         if path.name.startswith("config."):
-            path = scratch / path.name
-            tree = schema.read(self.folder / name)
-            # The tasks' config has secrets, which reach no tracker. It lists them itself, since this process may have
-            # another environment than the command that composed it.
-            listed = SecretList.of(schema.value_at(tree, LIST), {})
-            path.write_text(schema.as_yaml(masked(tree, listed)))
+            path = _write_masked_config(path, scratch)
         elif path.suffix == ".json" and self._name == MLFLOW:
-            with suppress(ConfigError), alone_in(self.folder):  # else the next start writes its own file
-                values = read_json(path) or {}
-                if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
-                    write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
+            self._correct_run_id(path)
         self._deadline.expect(path.stat().st_size)
         folder = str(Path(name).parent)
-        tracker.log_file(path, "" if folder == "." else folder)
+        if folder == ".":
+            folder = ""
+        tracker.log_file(path, folder)
         self._deadline.expect()
+
+    def _correct_run_id(self, summary: Path) -> None:
+        """Let a summary name the run that MLflow has, which may have been unknown or another when it was written."""
+        with suppress(ConfigError), alone_in(self.folder):  # else the next start writes its own file
+            values = read_json(summary) or {}
+            if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
+                write_json(summary, {**values, "mlflow_run_id": self._shipped.run_id})
 
     def _send_model(self, tracker: Tracker, facts: Mapping[str, Any]) -> None:
         if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
@@ -383,7 +438,7 @@ class RunShipper:
         model = ExportedModel(**{**facts, "path": Path(facts["path"])})
         # export.dir may be anywhere, but what is there is a model.
         is_exported = (model.path / "saved_model.pb").exists() and not self._is_in_folder(model.path)
-        if self._is_there(model.path) and (is_exported or self._is_own(model.path)):
+        if self._expect_file(model.path) and (is_exported or self._is_own(model.path)):
             tracker.log_model(model)
             self._deadline.expect()
             self._shipped.models = [*self._shipped.models, facts["path"]]
@@ -396,32 +451,41 @@ class RunShipper:
         start.
         """
         for path in self._journals_of_tasks():
-            before = -1
-            while before != (before := self._offset(path)):
-                lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
-                # Must follow the reading of lines: a start may just have begun.
-                bounds = starts_and_ends(self.folder, self._offset(self._bounds))
-                starts = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
-                if starts:
-                    lines, after = read_journal(path, before, BLOCK_BYTES, until=starts[0])
-                has_sent = self._ship_lines(tracker, lines)
-                # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
-                # and step).
-                self._note(path, after, saves=has_sent)
-        if self._noted:
+            self._ship_task(tracker, path)
+        if self._unsaved_journals:
             self._save()
+
+    def _ship_task(self, tracker: Tracker, path: Path) -> None:
+        """Ship what is new in the journal of one task, block by block."""
+        while True:
+            before = self._offset(path)
+            lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
+            # Must follow the reading of lines: a start may just have begun.
+            bounds = starts_and_ends(self.folder, self._offset(self._supervisor_journal))
+            started_at = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
+            if started_at:
+                lines, after = read_journal(path, before, BLOCK_BYTES, until=started_at[0])
+            has_sent = self._ship_lines(tracker, lines)
+            # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
+            # and step).
+            self._note_offset(path, after, saves=has_sent)
+            if after == before:
+                break
 
     def _journals_of_tasks(self) -> Iterator[Path]:
         """Yield the journals that this tracker gets beside the supervisor's; those of hosts are for MLflow's pages."""
         for path in journals_in(self.folder):
             is_taken = self._name == MLFLOW or not is_of_host(path)
-            if path != self._bounds and is_taken:
+            if path != self._supervisor_journal and is_taken:
                 yield path
 
     def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> bool:
         """Send what the tracker is told of these lines. Return whether there was anything."""
         last_steps = dict(self._shipped.last_steps)
-        points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
+        points: list[Point] = []
+        for line in lines:
+            # Each may make a later point of its name old.
+            points += [point for point in points_of(line) if self._note_if_new(point, last_steps)]
         if points:
             tracker.log_points(points)
             self._deadline.expect()
@@ -429,29 +493,32 @@ class RunShipper:
         told = [line for line in lines if line.get("event") in _TOLD]
         for line in told:
             if line.get("event") == DATASET:
-                tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
+                facts = {field.name: line[field.name] for field in fields(DatasetFacts)}
+                tracker.log_input(DatasetFacts(**facts))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(tracker, line)
         return bool(points or told)
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
-        if not self._is_there(path) or not self._is_own(path):
+        if not self._expect_file(path) or not self._is_own(path):
             return
         if line["event"] == ARTIFACT:
             tracker.log_file(path, line["folder"])
             return
-        last_steps, point = dict(self._shipped.last_steps), Point(f"images/{line['name']}", 0.0, line["step"], 0.0)
-        if self._is_new(point, last_steps):
+        last_steps = dict(self._shipped.last_steps)
+        point = Point(f"images/{line['name']}", 0.0, line["step"], 0.0)  # an image is new or old as a metric is
+        if self._note_if_new(point, last_steps):
             tracker.log_image(line["name"], path, line["step"], line["time"])
         self._shipped.last_steps = last_steps
 
-    def _is_there(self, path: Path) -> bool:
+    def _expect_file(self, path: Path) -> bool:
         """Expect that a file or folder is sent, which may take long; or say that it is gone, and return False."""
         if not path.exists():
-            say(f"tracking: {of(self._name)}{path} is not recorded, because it no longer exists.")
+            say(f"{label_of(self._name)}{path} is not recorded, because it no longer exists.")
             return False
-        self._deadline.expect(sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file()))
+        num_bytes = sum(item.stat().st_size for item in _with_contents(path) if item.is_file())
+        self._deadline.expect(num_bytes)
         return True
 
     def _is_own(self, path: Path) -> bool:
@@ -459,7 +526,7 @@ class RunShipper:
 
         Whoever gives somebody the folder of a run must not choose what else of their disk is sent.
         """
-        outside = [one for one in (path, *path.rglob("*")) if not self._is_in_folder(one)]
+        outside = [item for item in _with_contents(path) if not self._is_in_folder(item)]
         if outside:
             self._say_left_out(f"{outside[0].resolve()}, which a journal names, is outside of {self.folder}")
         return not outside
@@ -467,12 +534,14 @@ class RunShipper:
     def _is_in_folder(self, path: Path) -> bool:
         return path.resolve().is_relative_to(self.folder.resolve())
 
-    def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
+    def _note_if_new(self, point: Point, last_steps: dict[str, int]) -> bool:
+        """Report whether a point is to be sent; then its step is the last one of its metric in `last_steps`."""
         last = last_steps.get(point.name, -1)
         # A step may be evaluated again, and a run restarted twice at one step: both results are shipped. The best job
         # of a sweep may change to any step.
-        may_repeat = self._is_guest or point.name.startswith(OF_RESTARTS)
-        is_new = point.step > last or (may_repeat and point.step == last) or self._is_sweep
+        may_repeat = self._is_read_only or point.name.startswith(OF_RESTARTS)
+        is_repeated = may_repeat and point.step == last
+        is_new = point.step > last or is_repeated or self._is_sweep
         if is_new:
             last_steps[point.name] = point.step
         return is_new
@@ -482,13 +551,17 @@ class RunShipper:
     def _offset(self, journal: Path) -> int:
         return self._shipped.offsets.get(journal.name, 0)
 
-    def _open_start(self) -> dict[str, Any] | None:
+    def _find_open_start(self) -> dict[str, Any] | None:
         """Return the line about the last start of the run; None: it has ended, or was shipped before."""
-        since = self._offset(self._bounds) if self._shipped.started is None else self._shipped.started
-        last = next(reversed(starts_and_ends(self.folder, since)), None)
-        return last if last is not None and last["event"] == RUN_STARTED else None
+        since = self._shipped.started
+        if since is None:
+            since = self._offset(self._supervisor_journal)
+        bounds = starts_and_ends(self.folder, since)
+        if not bounds or bounds[-1]["event"] != RUN_STARTED:
+            return None
+        return bounds[-1]
 
-    def _note(self, journal: Path, offset: int, *, saves: bool = True) -> None:
+    def _note_offset(self, journal: Path, offset: int, *, saves: bool = True) -> None:
         """Note how much of a journal is shipped.
 
         Args:
@@ -497,7 +570,7 @@ class RunShipper:
         """
         if offset != self._offset(journal):
             self._shipped.offsets[journal.name] = offset
-            self._noted.add(journal)
+            self._unsaved_journals.add(journal)
             if saves:
                 self._save()
 
@@ -505,20 +578,20 @@ class RunShipper:
         """Save the record, after the disk has the journals in which it has new offsets."""
         if self._is_lost():
             return
-        for journal in self._noted:
+        for journal in self._unsaved_journals:
             # First: after a power cut the record must not speak of lines that the disk has not. This process waits
             # for the disk, so that training need not.
             make_durable(journal)
-        self._noted.clear()
+        self._unsaved_journals.clear()
         self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:
         with suppress(FolderLostError):
-            self._held.check()
-            return self._is_full
+            self._held_folder.check()
+            return self._is_disk_full
         return True
 
-    def _end_lost(self) -> None:
+    def _end_lost_run(self) -> None:
         """End the run of a folder that was deleted or moved, or whose disk is full."""
         with suppress(FileNotFoundError):  # of a tracker that writes into the folder itself, such as csv
             if self._tracker is None and self._start is not None:
@@ -534,17 +607,34 @@ class RunShipper:
         """Say that a line, or what it names, is not recorded: once, although it may be read again."""
         if what not in self._left_out:
             self._left_out.add(what)
-            say(f"tracking: {of(self._name)}{mask_text(what, self._settings.secret_texts())}; it is left out.")
+            say(f"{label_of(self._name)}{mask_text(what, self._settings.secret_texts())}; it is left out.")
 
     def _warn(self, what: str, error: Exception) -> None:
         why = mask_text(describe(error), self._settings.secret_texts())
-        say(f"tracking: {of(self._name)}{what}: {why}")
+        say(f"{label_of(self._name)}{what}: {why}")
 
 
-def _of_a_killed_start(tracker: Tracker, tags: Mapping[str, str]) -> str | None:
-    """Return the run of a process that was killed before it noted the id."""
-    running = tracker.running_on(tags.get("host", ""))
-    return next((run_id for run_id, lock in running.items() if lock == tags.get("lock")), None)
+def _find_run_of_killed_start(tracker: Tracker, tags: Mapping[str, str]) -> str | None:
+    """Return the run of a process that was killed before it noted the id; None: there is none."""
+    for run_id, lock in tracker.running_on(tags.get("host", "")).items():
+        if lock == tags.get("lock"):
+            return run_id
+    return None
+
+
+def _write_masked_config(config: Path, scratch: Path) -> Path:
+    """Write the tasks' config to `scratch`, without its secrets, which reach no tracker; return the file."""
+    tree = schema.read(config)
+    # It lists them itself, since this process may have another environment than the command that composed it.
+    listed = SecretList.of(schema.value_at(tree, LIST), {})
+    path = scratch / config.name
+    path.write_text(schema.as_yaml(masked(tree, listed)))
+    return path
+
+
+def _with_contents(path: Path) -> list[Path]:
+    """Return a file; or a folder and all that is in it."""
+    return [path, *path.rglob("*")]
 
 
 # --- runs that nobody ends any more -----------------------------------------------------------------------------------
@@ -597,7 +687,7 @@ def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
     shipped = Shipped.read(model_dir, MLFLOW)
     if shipped.run_id is None and journals_in(model_dir):
         # Its process began the run but could not note the id. Whoever ships the folder later must go on in this run:
-        # once it is closed, `_of_a_killed_start` finds it no longer.
+        # once it is closed, `_find_run_of_killed_start` finds it no longer.
         shipped.belongs_to(run_id)
         shipped.save(model_dir, MLFLOW)
     summary = {}
@@ -605,8 +695,10 @@ def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
         settle_files(model_dir)
         summary = how_run_ended(model_dir).summary
     status = str(summary.get("status", "interrupted"))  # finished: it ended but could no longer reach the tracker
-    last_sign = max((path.stat().st_mtime for path in journals_in(model_dir)), default=time.time())
-    tracker.settle(run_id, MLFLOW_STATUS.get(status, MLFLOW_STATUS["interrupted"]), {"status": status}, last_sign)
+    recorded = MLFLOW_STATUS.get(status, MLFLOW_STATUS["interrupted"])
+    last_signs = [path.stat().st_mtime for path in journals_in(model_dir)]
+    ended_at = max(last_signs, default=time.time())
+    tracker.settle(run_id, recorded, {"status": status}, ended_at)
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -654,7 +746,8 @@ def _ship_folders(folders: Sequence[Path], classes: Sequence[str]) -> int:
     has_refused = False
     try:
         for folder in folders:
-            for run in (folder, *sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))):
+            jobs = sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))
+            for run in (folder, *jobs):
                 try:
                     shipping.follow(run)
                 except ConfigError as error:
@@ -675,41 +768,101 @@ def _ship_folders(folders: Sequence[Path], classes: Sequence[str]) -> int:
 
 def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadline) -> int:
     """Ship each of `folders` until its run has ended; '' is the last. Return 0 if everything is shipped, or NOT_ALL."""
-    runs: dict[str, RunShipper] = {}
-    is_last = has_warned = False
-    attempts, gives_up_at = 0, math.inf
+    followed = _FollowedRuns(folders, name, deadline)
+    attempts = 0
     while True:
-        while not is_last and not folders.empty():
-            folder = folders.get()
-            is_last = not folder
-            if folder not in runs and Path(folder).is_dir() and not is_last:
-                runs[folder] = RunShipper(Path(folder), name, deadline)
-        is_waiting = has_failed = False
-        for folder, run in list(runs.items()):
-            try:
-                is_waiting |= is_last and not run.end_killed()
-                if (is_last or run.is_due()) and run.ship():
-                    del runs[folder], run
-                    gc.collect()  # matplotlib's figures are circles of references: 4 MB for each job of a sweep
-                    gives_up_at = math.inf
-            except Exception as error:
-                has_failed = True
-                message = run.note_problem(error)
-                if not has_warned and not deadline.is_armed:  # at the end, the starter says what is left
-                    say(message)
-                    has_warned = True
-                if is_last and time.monotonic() > (gives_up_at := min(gives_up_at, time.monotonic() + ANSWER_SECS)):
-                    break
-        if is_last and not runs:
+        followed.hear()
+        followed.ship()
+        is_last = followed.has_heard_all
+        if is_last and not followed.runs:
             return FINISHED
-        attempts += is_last and not is_waiting
-        if attempts >= LAST_ATTEMPTS or time.monotonic() > gives_up_at:
-            for run in runs.values():
-                run.release()
+        if is_last and not followed.is_waiting:
+            attempts += 1
+        if attempts >= LAST_ATTEMPTS or followed.has_given_up():
+            followed.release()
             return NOT_ALL
-        if not has_failed:
+        if not followed.has_failed:
             deadline.expect()
-        time.sleep(LAST_PERIOD_SECS if is_last else GLANCE_SECS)
+        pause_secs = LAST_PERIOD_SECS if is_last else GLANCE_SECS
+        time.sleep(pause_secs)
+
+
+class _FollowedRuns:
+    """The runs that this process ships.
+
+    Args:
+      folders: what the starter names: folders, and '' at its end.
+      name: the tracker's.
+      deadline: ends this process.
+
+    Attributes:
+      runs: folder -> the run there that has not ended, or of which the tracker does not have everything.
+      has_heard_all: the starter names no more folders: it has ended, or waits for this process.
+      is_waiting: tasks of a run whose starter is dead still run.
+      has_failed: the tracker failed for a run, when all were shipped last.
+    """
+
+    def __init__(self, folders: queue.SimpleQueue[str], name: str, deadline: Deadline) -> None:
+        self.runs: dict[str, RunShipper] = {}
+        self.has_heard_all = False
+        self.is_waiting = False
+        self.has_failed = False
+        self._folders = folders
+        self._name = name
+        self._deadline = deadline
+        self._has_warned = False
+        self._gives_up_at = math.inf
+
+    def hear(self) -> None:
+        """Take the folders that were named since the last call."""
+        while not self.has_heard_all and not self._folders.empty():
+            folder = self._folders.get()
+            if not folder:
+                self.has_heard_all = True
+            elif folder not in self.runs and Path(folder).is_dir():
+                self.runs[folder] = RunShipper(Path(folder), self._name, self._deadline)
+
+    def ship(self) -> None:
+        """Ship what is new of each run, and drop those of which the tracker has everything."""
+        self.is_waiting = False
+        self.has_failed = False
+        for folder, run in list(self.runs.items()):
+            try:
+                if self._ship_run(run):
+                    del self.runs[folder]
+                    gc.collect()  # matplotlib's figures are circles of references: 4 MB for each job of a sweep
+                    self._gives_up_at = math.inf
+            except Exception as error:
+                self._note_failure(run, error)
+                if self.has_heard_all and self.has_given_up():
+                    break
+
+    def _ship_run(self, run: RunShipper) -> bool:
+        """Ship a run if it is time to. Return whether nothing more will come."""
+        if self.has_heard_all:
+            if not run.end_killed():
+                self.is_waiting = True
+        elif not run.is_due():
+            return False
+        return run.ship()
+
+    def _note_failure(self, run: RunShipper, error: Exception) -> None:
+        self.has_failed = True
+        message = run.note_problem(error)
+        if not self._has_warned and not self._deadline.is_armed:  # at the end, the starter says what is left
+            say(message)
+            self._has_warned = True
+        if self.has_heard_all:
+            # From the first failure on; a run that is shipped in the meantime shows that the tracker is back.
+            self._gives_up_at = min(self._gives_up_at, time.monotonic() + ANSWER_SECS)
+
+    def has_given_up(self) -> bool:
+        """Report whether the tracker has failed for so long that the starter waits no longer."""
+        return time.monotonic() > self._gives_up_at
+
+    def release(self) -> None:
+        for run in self.runs.values():
+            run.release()
 
 
 if __name__ == "__main__":

@@ -37,11 +37,13 @@ NOT_ALL = 75
 """Exit code of a shipping process that could not ship everything."""
 ANSWER_SECS = 20
 """Seconds that the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
-MAX_DEATHS, STEADY_SECS = 3, 600.0
+MAX_DEATHS = 3
 """Number of times that a tracker's process may die with less than STEADY_SECS in between. Then it is not restarted: its
 imports slow training down.
 """
-GLANCE_SECS, LAST_WORDS_SECS = 0.05, 1.0
+STEADY_SECS = 600.0
+GLANCE_SECS = 0.05
+LAST_WORDS_SECS = 1.0
 END_SECS = 5.0
 """Seconds to wait for a process that was killed."""
 MAX_NAMED = 5
@@ -95,14 +97,16 @@ def read_settings(folder: Path) -> ShipSettings:
     values = read_json(file)
     if values is None:
         raise ConfigError(f"{folder} has no {SETTINGS_FILE}: it is not the folder of a run. Run its command again.")
-    settings, path = values.get("settings"), values.get("path", [])
+    settings = values.get("settings")
+    path = values.get("path", [])
     # Without the values, which may be secret.
     advice = "Run the command of the run again, which writes the file anew."
-    if not isinstance(settings, dict) or not isinstance(path, list) or not all(isinstance(one, str) for one in path):
+    has_folders = isinstance(path, list) and all(isinstance(folder, str) for folder in path)
+    if not isinstance(settings, dict) or not has_folders:
         raise ConfigError(f"{file}: settings is not a mapping, or path is not a list of texts. {advice}")
-    # A key that TrackingConfig does not have is one of another version.
-    names = {one.name for one in fields(TrackingConfig)}
-    tracking = TrackingConfig(**{name: value for name, value in settings.items() if name in names})
+    names = {field.name for field in fields(TrackingConfig)}
+    known = {name: value for name, value in settings.items() if name in names}  # another version may have other keys
+    tracking = TrackingConfig(**known)
     wrong = wrong_fields(tracking) or _wrong_backends(tracking)
     for name, words in wrong.items():
         raise ConfigError(f"{file}: settings.{name} is not {words}. {advice}")
@@ -112,11 +116,13 @@ def read_settings(folder: Path) -> ShipSettings:
 
 def _wrong_backends(tracking: TrackingConfig) -> dict[str, str]:
     """Return the field and what it should be, if `backend` is not what a command writes."""
+    wrong = {"backend": "a tracker's name, {fn: name, params: {}} or a list of them"}
     with suppress(AttributeError, KeyError, TypeError):
-        backends = tracking.backends
-        if all(isinstance(one.name, str) and isinstance(one.params, Mapping) for one in backends):
-            return {}
-    return {"backend": "a tracker's name, {fn: name, params: {}} or a list of them"}
+        for backend in tracking.backends:
+            if not isinstance(backend.name, str) or not isinstance(backend.params, Mapping):
+                return wrong
+        return {}
+    return wrong
 
 
 class Shipping:
@@ -133,7 +139,8 @@ class Shipping:
 
     def __init__(self, env: Mapping[str, str], classes: Collection[str] | None = None) -> None:
         self.left_out: dict[str, list[Path]] = {}
-        self._env, self._classes = env, classes
+        self._env = env
+        self._classes = classes
         self._processes: dict[str, ShippingProcess] = {}
 
     def follow(self, folder: Path) -> None:
@@ -176,10 +183,13 @@ class Shipping:
                     process.end_frozen()
         for process in self._processes.values():
             if process.is_alive:
-                say(f"tracking: {of(process.name)}it does not answer; the run ends without waiting for it.")
+                say(f"{label_of(process.name)}it does not answer; the run ends without waiting for it.")
             process.end()
-        # A list, because `any` would end a generator at the first process that has something left.
-        return not any([process.says_left() for process in self._processes.values()])
+        is_complete = True
+        for process in self._processes.values():
+            if process.says_left():
+                is_complete = False
+        return is_complete
 
     def drop(self) -> None:
         """End the processes, because the run is not recorded."""
@@ -191,15 +201,24 @@ class Shipping:
         """Return tracker name -> the address at which the user finds the run of `folder`; `<name>_runs` -> a second
         line of it.
         """
-        following = [name for name, process in self._processes.items() if folder in process.folders]
-        found = {name: Shipped.read(folder, name).address or "" for name in following}
-        return {name + "_runs" * i: line for name, text in found.items() for i, line in enumerate(text.splitlines())}
+        found = {}
+        for name, process in self._processes.items():
+            if folder in process.folders:
+                address = Shipped.read(folder, name).address or ""
+                for number, line in enumerate(address.splitlines()):
+                    found[name + "_runs" * number] = line
+        return found
 
     def say_addresses(self) -> None:
         """Say where the user finds each run."""
-        folders = dict.fromkeys(folder for process in self._processes.values() for folder in process.folders)
-        lines = [f"{name}: {line}" for folder in folders for name, line in self.addresses(folder).items()]
-        for line in dict.fromkeys(lines):
+        folders: dict[Path, None] = {}
+        for process in self._processes.values():
+            folders |= dict.fromkeys(process.folders)
+        lines: dict[str, None] = {}  # each once: jobs of a sweep may have the same address
+        for folder in folders:
+            for name, address in self.addresses(folder).items():
+                lines[f"{name}: {address}"] = None
+        for line in lines:
             say(line)
 
 
@@ -219,9 +238,10 @@ class ShippingProcess:
 
     def __init__(self, name: str, env: Mapping[str, str], words: Sequence[str] = (), label: str = "") -> None:
         self.folders: list[Path] = []
-        self.name, self._env = name, env
+        self.name = name
+        self._env = env
         self._words = words or ("-m", MODULE, "--to", name)
-        self._label = label or f"tracking: {of(name)}"
+        self._label = label or label_of(name)
         self._is_finishing = False
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the input of the process, its heartbeats, and which process it is
@@ -239,18 +259,21 @@ class ShippingProcess:
         with self._lock:
             if folder not in self.folders:
                 self.folders.append(folder)
-            self._tell(str(folder))
+            self._send_line(str(folder))
 
     def finish(self) -> None:
         """Let the process end when it has shipped everything."""
         with self._lock:
             self._is_finishing = True
-            self._tell("")  # the end of its input would not do: a process forked from this one may keep the pipe open
+            # The end of its input would not do: a process forked from this one may keep the pipe open.
+            self._send_line("")
 
     def silent_secs(self) -> float:
         """Return the seconds since the last heartbeat of the process; 0 if it has ended for good."""
         with self._lock:
-            return self._monitor.silent_secs() if self._monitor is not None else 0.0
+            if self._monitor is None:
+                return 0.0
+            return self._monitor.silent_secs()
 
     def forgive(self) -> None:
         """Start counting silent seconds anew."""
@@ -275,35 +298,50 @@ class ShippingProcess:
 
     def says_left(self) -> bool:
         """Say which runs the tracker does not have, and the command that ships them. Return whether there is one."""
-        rest = [one for one in self.folders if one.is_dir() and not Shipped.read(one, self.name).is_complete(one)]
+        rest = []
+        problem: str | None = None  # the first
+        for folder in self.folders:
+            if folder.is_dir():
+                shipped = Shipped.read(folder, self.name)
+                if not shipped.is_complete(folder):
+                    rest.append(folder)
+                    problem = problem or shipped.problem
         if not rest:
             return False
-        problem = next((problem for one in rest if (problem := Shipped.read(one, self.name).problem)), None)
         holder = holder_of(*(lock_file(folder, self.name) for folder in rest))
         if holder:  # no process of ours could try: so whatever kept an earlier one is not the reason
             problem = f"it is shipped by {holder}"
-        names = [relative(folder) for folder in rest]
-        runs = ", ".join(names[:MAX_NAMED]) + (f" and {len(rest) - MAX_NAMED} more" if len(rest) > MAX_NAMED else "")
-        tops = [one for one in rest if one.parent not in rest]  # a sweep's folder stands for those of its jobs
-        command = ship_command(self.name, tops)
+        runs = ", ".join(relative(folder) for folder in rest[:MAX_NAMED])
+        if len(rest) > MAX_NAMED:
+            runs += f" and {len(rest) - MAX_NAMED} more"
+        are = "is" if len(rest) == 1 else "are"
+        tops = [folder for folder in rest if folder.parent not in rest]  # a sweep's folder stands for those of its jobs
         what = (
-            f"{runs} {'is' if len(rest) == 1 else 'are'} not recorded completely. Nothing is lost: the journals have "
-            f"everything; ship later with: {command}"
+            f"{runs} {are} not recorded completely. Nothing is lost: the journals have everything; "
+            f"ship later with: {ship_command(self.name, tops)}"
         )
-        first, *lines = problem.split("\n") if problem else [""]
-        say("\n".join([f"tracking: {of(self.name)}{f'{first} ({what})' if first else what}", *lines]))
+        first, *lines = (problem or "").split("\n")
+        if first:
+            what = f"{first} ({what})"
+        say(label_of(self.name) + "\n".join([what, *lines]))
         return True
 
     def _start(self) -> subprocess.Popen[str]:
-        # -u: its lines come at once, although they go into a pipe. Its own session: Ctrl-C in the terminal does not
-        # reach it. bufsize: a line that a dead process did not read is not kept, and from Python 3.13 on complained of.
         with ExitStack() as theirs, ExitStack() as ours:
             heard, heartbeat = pipe(ours, theirs)
             child = subprocess.Popen(
-                [sys.executable, "-u", *self._words], bufsize=0, env={**self._env, HEARTBEAT: str(heartbeat)},
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                errors="surrogateescape", start_new_session=True, pass_fds=(heartbeat,),
-            )  # fmt: skip
+                [sys.executable, "-u", *self._words],  # -u: its lines come at once, although they go into a pipe
+                # A line that a dead process did not read is not kept, and from Python 3.13 on complained of.
+                bufsize=0,
+                env={**self._env, HEARTBEAT: str(heartbeat)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="surrogateescape",
+                start_new_session=True,  # Ctrl-C in the terminal does not reach it
+                pass_fds=(heartbeat,),
+            )
             ours.pop_all()
         self._close_monitor()
         self._monitor = HeartbeatMonitor(heard)
@@ -316,7 +354,7 @@ class ShippingProcess:
             self._monitor.close()
             self._monitor = None
 
-    def _tell(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         assert self._child.stdin is not None
         with suppress(OSError):  # it has died, and its successor is told everything
             self._child.stdin.write(f"{line}\n")
@@ -324,17 +362,19 @@ class ShippingProcess:
 
     def _tend(self) -> None:
         try:
-            self._start_again()
+            self._restart_until_ended()
         finally:
             with self._lock:
                 self._close_monitor()
 
-    def _start_again(self) -> None:
+    def _restart_until_ended(self) -> None:
         """Start the process again each time it dies, until it ends for good."""
         deaths = 0
         while True:
-            began, code = time.monotonic(), self._child.wait()
-            deaths = 1 if time.monotonic() - began > STEADY_SECS else deaths + 1
+            began = time.monotonic()
+            code = self._child.wait()
+            was_steady = time.monotonic() - began > STEADY_SECS
+            deaths = 1 if was_steady else deaths + 1
             self._repeating.join(LAST_WORDS_SECS)  # a process that a user's class started may keep the pipe open
             if self._ended.is_set() or (self._is_finishing and code in (0, NOT_ALL)):
                 return
@@ -352,16 +392,17 @@ class ShippingProcess:
                     return
                 self._child = self._start()
                 for folder in self.folders:
-                    self._tell(str(folder))
+                    self._send_line(str(folder))
                 if self._is_finishing:
-                    self._tell("")
+                    self._send_line("")
 
 
 def finishing(processes: Collection[ShippingProcess], stops: Sequence[int]) -> Iterator[float]:
     """Let processes end when they have shipped everything, side by side. Yield the seconds since then, at every
     glance, until they have ended, or there is a further stop request in `stops`.
     """
-    already, began = len(stops), time.monotonic()
+    already = len(stops)
+    began = time.monotonic()
     for process in processes:
         process.finish()
     while any(process.is_alive for process in processes) and len(stops) == already:
@@ -371,8 +412,11 @@ def finishing(processes: Collection[ShippingProcess], stops: Sequence[int]) -> I
 
 def ship_command(tracker: str, folders: Sequence[Path]) -> str:
     """Return the command that ships the runs in `folders` later, to a user's class only because it names it."""
-    named = [] if tracker in TRACKERS else ["--tracker", tracker]
-    return shlex.join(["python", "-m", MODULE, *named, *(relative(folder) for folder in folders)])
+    words = ["python", "-m", MODULE]
+    if tracker not in TRACKERS:
+        words += ["--tracker", tracker]
+    words += [relative(folder) for folder in folders]
+    return shlex.join(words)
 
 
 def lock_file(folder: Path, tracker: str) -> Path:
@@ -389,13 +433,15 @@ def heed_starter(heard: Callable[[str], None]) -> None:
     Heartbeat(os.environ).start()
 
     def hear() -> None:
-        while line := sys.stdin.readline().rstrip("\n"):  # '' also at the end of the input: the starter is dead
+        while True:
+            line = sys.stdin.readline().rstrip("\n")
             heard(line)
-        heard("")
+            if not line:  # '' also at the end of the input: the starter is dead
+                break
 
     threading.Thread(target=hear, daemon=True).start()
 
 
-def of(tracker: str) -> str:
-    """Return what precedes a message about a tracker: nothing for MLflow."""
-    return "" if tracker == MLFLOW else f"{tracker}: "
+def label_of(tracker: str) -> str:
+    """Return what a message about a tracker begins with; MLflow is not named."""
+    return "tracking: " if tracker == MLFLOW else f"tracking: {tracker}: "

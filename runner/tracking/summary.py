@@ -18,10 +18,19 @@ from runner.tracking.workers import Start, slowest_start, step_times_summary
 SUMMARY_FILE = "summary.json"
 
 _TYPES = {
-    "metrics": dict, "phases": dict, "starts": dict, "exports": list, "unread_params": list, "checkpoint": str,
-    "status": str, "global_step": int, "command": str, "error": str,
-    "settings_id": str, "seed": int,
-}  # fmt: skip
+    "metrics": dict,
+    "phases": dict,
+    "starts": dict,
+    "exports": list,
+    "unread_params": list,
+    "checkpoint": str,
+    "status": str,
+    "global_step": int,
+    "command": str,
+    "error": str,
+    "settings_id": str,
+    "seed": int,
+}
 
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 """Fields of the run's summary that a command may add although it only reads the run."""
@@ -99,7 +108,8 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 facts["exported"].append(line)
             case "phase":
                 name = str(line["name"])
-                facts["phases"][name] = round(facts["phases"].get(name, 0.0) + float(line["secs"]), 3)
+                secs = facts["phases"].get(name, 0.0) + float(line["secs"])
+                facts["phases"][name] = round(secs, 3)
             case "built" | "result" | "error":
                 facts.update({name: line[name] for name in _OF_RESULT if name in line})
     facts["exports"] = [str(line["path"]) for line in facts["exported"]]
@@ -122,9 +132,13 @@ def summary_of(
         "command": config.command,
         "status": outcome.status,
         "error": mask_text(outcome.error, secrets) if outcome.error else None,
-        **{name: facts.get(name) for name in ("interrupted_by", "stopped_early", "global_step")},
+        "interrupted_by": facts.get("interrupted_by"),
+        "stopped_early": facts.get("stopped_early"),
+        "global_step": facts.get("global_step"),
         "metrics": facts.get("metrics", {}),
-        **{name: facts.get(name) for name in ("steps_per_sec", "input_bound", "examples")},
+        "steps_per_sec": facts.get("steps_per_sec"),
+        "input_bound": facts.get("input_bound"),
+        "examples": facts.get("examples"),
         "phases": facts.get("phases", {}),
         "starts": {task: asdict(start) for task, start in starts.items()},
         "slowest_start": asdict(slowest) if slowest is not None else None,
@@ -134,9 +148,14 @@ def summary_of(
         "settings_id": settings_id,
         "seed": config.run.seed,
         "strategy": config.strategy.name,
-        **{name: facts.get(name) for name in ("num_replicas", "devices", "peak_memory", "checkpoint", "predictions")},
+        "num_replicas": facts.get("num_replicas"),
+        "devices": facts.get("devices"),
+        "peak_memory": facts.get("peak_memory"),
+        "checkpoint": facts.get("checkpoint"),
+        "predictions": facts.get("predictions"),
         "exports": facts.get("exports", []),
-        **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},
+        "restarts": facts.get("restarts", 0),
+        "repeated_steps": facts.get("repeated_steps", 0),
         "lost_workers": facts.get("lost_workers", []),
         "mlflow_run_id": run_id,
     }
@@ -152,13 +171,17 @@ def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> di
     if of_run.get("command") not in TRAINING_RUNS:
         return dict(of_reader)
     found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
-    known = of_run.get("metrics") or {}
-    of_run_checkpoint = of_run.get("checkpoint")
-    names = [Path(str(checkpoint)).name for checkpoint in (of_run_checkpoint, of_reader.get("checkpoint"))]
+    metrics = of_run.get("metrics") or {}
+    is_same = _name_of(of_run.get("checkpoint")) == _name_of(of_reader.get("checkpoint"))
     # Results for another checkpoint stay out of the run's summary; they are in the command's own summary.
-    is_other = bool(of_run_checkpoint) and names[0] != names[1]
-    found["metrics"] = known if is_other else {**known, **found.get("metrics", {})}
+    if is_same or not of_run.get("checkpoint"):
+        metrics = {**metrics, **found.get("metrics", {})}
+    found["metrics"] = metrics
     return {**of_run, **found}
+
+
+def _name_of(checkpoint: Any) -> str:
+    return Path(str(checkpoint)).name
 
 
 def read_summary(path: Path, *, is_quiet: bool = False) -> dict[str, Any]:
@@ -170,8 +193,12 @@ def read_summary(path: Path, *, is_quiet: bool = False) -> dict[str, Any]:
     summary = read_json(path) or {}
     for name, wanted in _TYPES.items():
         value = summary.get(name)
-        is_paths = name != "exports" or not isinstance(value, list) or all(isinstance(one, str) for one in value)
-        if value is not None and not (isinstance(value, wanted) and is_paths):
+        if value is None:
+            continue
+        is_right = isinstance(value, wanted)
+        if name == "exports" and is_right:
+            is_right = all(isinstance(export, str) for export in value)
+        if not is_right:
             if not is_quiet:
                 say(f"{path}: {name}={value!r} is ignored, because a run writes no value of this type there.")
             del summary[name]

@@ -18,7 +18,9 @@ MAX_ELEMENTS = 32
 
 def plain(value: Any) -> Any:
     """Return the value of a scalar tensor as a Python float, int, bool or bytes; arrays unchanged."""
-    return value.item() if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0 else value
+    if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0:
+        return value.item()
+    return value
 
 
 def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,15 +40,19 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, (float, int)):
             found[name] = float(value)
         elif _has_numbers(value) and value.size <= MAX_ELEMENTS:
-            for place, element in np.ndenumerate(value):
-                elements["_".join([name, *map(str, place)])] = float(element)
+            for indices, element in np.ndenumerate(value):
+                element_name = "_".join([name, *map(str, indices)])
+                elements[element_name] = float(element)
     return {**elements, **found}  # a metric that has such a name itself keeps it
 
 
 def too_large(metrics: Mapping[str, Any]) -> list[str]:
     """Return the names and shapes of the arrays whose elements `scalars` leaves out, such as `confusion [100, 100]`."""
-    arrays = {name: value for name, value in flat(metrics).items() if _has_numbers(value)}
-    return [f"{name} {list(value.shape)}" for name, value in arrays.items() if value.size > MAX_ELEMENTS]
+    found = []
+    for name, value in flat(metrics).items():
+        if _has_numbers(value) and value.size > MAX_ELEMENTS:
+            found.append(f"{name} {list(value.shape)}")
+    return found
 
 
 def _has_numbers(value: Any) -> bool:
@@ -73,8 +79,8 @@ def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
                 except DecodeError:
                     tf.summary.text(name, value)
                     continue
-                for number, one in enumerate(inner):
-                    one.tag = f"{name}/{number}"
+                for number, inner_value in enumerate(inner):
+                    inner_value.tag = f"{name}/{number}"
                 summary.value.extend(inner)
             elif isinstance(value, (float, int)):
                 summary.value.add(tag=name, simple_value=float(value))
@@ -123,7 +129,8 @@ class EventWriters:
         if path not in self._own and path not in self._made:
             with tf.init_scope():
                 self._made[path] = build_writer(folder, is_on=self._is_on)
-        return EventWriter(self._own[path] if path in self._own else self._made[path])
+        writer = self._own[path] if path in self._own else self._made[path]
+        return EventWriter(writer)
 
     def close(self) -> None:
         """Close the writers; everything is then on disk."""

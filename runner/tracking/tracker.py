@@ -160,22 +160,29 @@ def exported_models(
       registered_name, alias: those in the registry. One model gets the alias: the best, else the final, else the
         latest.
     """
-    there = [(Path(str(line["path"])), line) for line in lines if line.get("tensors")]
-    newest = {path.parent: (path, line) for path, line in there if path.is_dir()}
+    newest: dict[Path, tuple[Path, Mapping[str, Any]]] = {}
+    for line in lines:
+        if line.get("tensors"):
+            path = Path(str(line["path"]))
+            if path.is_dir():
+                newest[path.parent] = (path, line)
     names = [folder.name for folder in newest]
     aliased = next((name for name in (*_ALIASED, *names) if name in names), None)
-    return [
-        ExportedModel(
-            f"{prefix}-{folder.name}" if prefix else folder.name,
+    models = []
+    for folder, (path, line) in newest.items():
+        name = f"{prefix}-{folder.name}" if prefix else folder.name
+        alias_of_it = alias if folder.name == aliased else None
+        model = ExportedModel(
+            name,
             path,
             line["tensors"]["inputs"],
             line["tensors"]["outputs"],
             step=line.get("step") or 0,
             registered_name=registered_name,
-            alias=alias if folder.name == aliased else None,
+            alias=alias_of_it,
         )
-        for folder, (path, line) in newest.items()
-    ]
+        models.append(model)
+    return models
 
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:
@@ -191,18 +198,28 @@ def describe(error: Exception) -> str:
         return mask_text(str(error), ())
     lines = str(error).strip().splitlines()
     line = mask_text(lines[0], ()) if lines else type(error).__name__
-    refused = re.match(r"API request to endpoint (\S+) failed with error code (\d+)", line)
-    request = re.match(r"API request to (\w+://[^/\s]+)([^\s?]*)\S* failed with exception", line)
-    broken = re.search(r"too many (\d+) error responses", line)
-    if refused and refused[2] in _ADVICE:
-        advice = _ADVICE["Invalid Host" if "Invalid Host" in line else refused[2]]
-        line = f"MLflow's server refuses {refused[1]} (HTTP {refused[2]}). {advice}"
-    elif refused and refused[2].startswith("5"):  # MLflow 3.18 and newer, which do not say at which address
-        line = f"MLflow's server answers {refused[1]} with HTTP {refused[2]}: its log has the reason."
-    elif request and broken:  # MLflow 3.17
-        line = f"MLflow's server answers {request[2]} with HTTP {broken[1]}: its log has the reason."
-    elif request:
-        reasons = re.findall(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", line)
-        reason = "".join(reasons[-1]) if reasons else line.partition("failed with exception ")[2]
-        line = f"{request[1]} cannot be reached: {reason}. Start that server, or choose another tracking.uri."
+    line = _explain_request(line)
     return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"
+
+
+def _explain_request(line: str) -> str:
+    """Return what an error means that MLflow reports of a request to its server; another error as it is."""
+    refused = re.match(r"API request to endpoint (\S+) failed with error code (\d+)", line)
+    if refused:
+        endpoint, code = refused.groups()
+        if code in _ADVICE:
+            case = "Invalid Host" if "Invalid Host" in line else code
+            advice = _ADVICE[case]
+            return f"MLflow's server refuses {endpoint} (HTTP {code}). {advice}"
+        if code.startswith("5"):  # MLflow 3.18 and newer, which do not say at which address
+            return f"MLflow's server answers {endpoint} with HTTP {code}: its log has the reason."
+    request = re.match(r"API request to (\w+://[^/\s]+)([^\s?]*)\S* failed with exception", line)
+    if not request:
+        return line
+    server, endpoint = request.groups()
+    broken = re.search(r"too many (\d+) error responses", line)
+    if broken:  # MLflow 3.17
+        return f"MLflow's server answers {endpoint} with HTTP {broken[1]}: its log has the reason."
+    reasons = re.findall(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", line)
+    reason = "".join(reasons[-1]) if reasons else line.partition("failed with exception ")[2]
+    return f"{server} cannot be reached: {reason}. Start that server, or choose another tracking.uri."

@@ -20,7 +20,9 @@ from runner.tracking.journal import Journal, Journals
 LAUNCH = "RUNNER_LAUNCH"
 """Environment variable of a task with the `Launch` of its supervisor."""
 
-RENDEZVOUS, WAITING, FIRST_STEP = "rendezvous", "waiting", "first_step"
+RENDEZVOUS = "rendezvous"
+WAITING = "waiting"
+FIRST_STEP = "first_step"
 """Phases in which a worker waits for others: until all processes are there, until all have come as far as this one, and
 in the collectives of the first step."""
 
@@ -36,7 +38,8 @@ DIGITS = 7
 LOOK_SECS = 60.0
 """Seconds between two looks for a straggler."""
 
-SLOWER_SHARE, SLOWER_SECS = 0.1, 0.001
+SLOWER_SHARE = 0.1
+SLOWER_SECS = 0.001
 """A straggler is told if it loses more than this share of a step, and more than so many seconds, on the others."""
 
 LISTED_STARTS = 10
@@ -85,7 +88,9 @@ class Launch:
     def of_task(cls, env: Mapping[str, str]) -> Launch:
         """Return what the supervisor of this task did; without a supervisor, one that begins now."""
         text = env.get(LAUNCH)
-        return cls(**json.loads(text)) if text else cls()
+        if not text:
+            return cls()
+        return cls(**json.loads(text))
 
     def note(self, journal: Journal) -> float:
         """Write these phases to the journal of a task, and what was left for starting it: `launch`.
@@ -148,28 +153,30 @@ def start_in(lines: Iterable[Mapping[str, Any]]) -> Start | None:
     Args:
       lines: the events in its journal. A process that is started again writes on in the same one.
     """
-    found, ready = None, None
+    found = None
+    ready = None
     began: float | None = None
     phases: dict[str, float] = {}
     for line in lines:
         event = line.get("event")
         if event == "started":
-            began, phases = line.get("began"), {}
+            began = line.get("began")
+            phases = {}
         elif began is None:  # a worker of an earlier version, or a later call of `train` in the same process
             continue
         elif event == "phase":
             name = str(line["name"])
             phases[name] = phases.get(name, 0.0) + float(line["secs"])
         elif event == "joined":
-            ready = _start(line["time"] - began, phases)
+            ready = _build_start(line["time"] - began, phases)
         elif event == "first_step":
             phases[FIRST_STEP] = float(line.get("secs", 0.0))
-            found = _start(line["time"] - began, phases)
+            found = _build_start(line["time"] - began, phases)
             began = None
     return found or ready
 
 
-def _start(secs: float, phases: Mapping[str, float]) -> Start:
+def _build_start(secs: float, phases: Mapping[str, float]) -> Start:
     known = {name: round(of_phase, 3) for name, of_phase in phases.items()}
     other = max(0.0, secs - sum(known.values()))
     return Start(round(secs, 3), {**known, "other": round(other, 3)})
@@ -222,10 +229,15 @@ def slowest_start(starts: Mapping[str, Start]) -> Slowest | None:
     slowest = starts[task]
     candidates = [name for name in slowest.phases if name not in (RENDEZVOUS, WAITING, FIRST_STEP)]
     phase = max(candidates, key=lambda name: slowest.phases[name] - of_others(name))
-    others_secs = statistics.median(start.own_secs for start in others)
-    numbers = (slowest.own_secs, others_secs, slowest.phases[phase], of_others(phase))
-    secs, median, phase_secs, phase_others = (round(number, 3) for number in numbers)
-    return Slowest(task, secs, median, phase, phase_secs, phase_others)
+    median = statistics.median(start.own_secs for start in others)
+    return Slowest(
+        task,
+        secs=round(slowest.own_secs, 3),
+        others=round(median, 3),
+        phase=phase,
+        phase_secs=round(slowest.phases[phase], 3),
+        phase_others=round(of_others(phase), 3),
+    )
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -311,7 +323,7 @@ def straggler_in(times: Mapping[str, StepTimes]) -> Straggler | None:
         return None
     task = max(times, key=lambda name: times[name].own_secs)
     slowest = times[task]
-    others = [each for name, each in times.items() if name != task]
+    others = [step_times for name, step_times in times.items() if name != task]
     median = _median(others, "own_secs")
     lost_by = {name: getattr(slowest, name) - _median(others, name) for name in ("input", "compute")}
     cause = max(lost_by, key=lambda name: lost_by[name])
@@ -330,7 +342,8 @@ def straggler_in(times: Mapping[str, StepTimes]) -> Straggler | None:
 
 
 def _median(times: Sequence[StepTimes], name: str) -> float:
-    return round(statistics.median(getattr(each, name) for each in times), DIGITS)
+    median = statistics.median(getattr(step_times, name) for step_times in times)
+    return round(median, DIGITS)
 
 
 def step_times_summary(times: Mapping[str, StepTimes]) -> dict[str, Any] | None:
@@ -338,13 +351,13 @@ def step_times_summary(times: Mapping[str, StepTimes]) -> dict[str, Any] | None:
     straggler = straggler_in(times)
     if straggler is None:
         return None
-    fastest = min(times.values(), key=lambda each: each.own_secs)
+    fastest = min(times.values(), key=lambda step_times: step_times.own_secs)
     return {
         "min": round(fastest.own_secs, DIGITS),
         "median": _median(list(times.values()), "own_secs"),
         "max": straggler.secs,
         "slowest": asdict(straggler),
-        "workers": {task: asdict(each) for task, each in times.items()},
+        "workers": {task: asdict(step_times) for task, step_times in times.items()},
     }
 
 
@@ -360,8 +373,10 @@ class StragglerWatch:
     def __init__(
         self, model_dir: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._journals, self._say, self._clock = Journals(model_dir), say, clock
+        self._journals = Journals(model_dir)
         self._journals.mark()
+        self._say = say
+        self._clock = clock
         self._due = clock() + LOOK_SECS
         self._said: set[tuple[str, str]] = set()
 

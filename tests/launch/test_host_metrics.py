@@ -106,11 +106,28 @@ def test_gpus_are_measured_by_nvidias_library_as_far_as_it_can(pynvml: Path) -> 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("code", ["raise ImportError", PYNVML.format(is_without_driver=True), "x = 1", "1 / 0"])
-def test_without_the_library_or_its_driver_the_rest_is_measured(pynvml: Path, code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise ImportError('no such package')", "no such package (pip install nvidia-ml-py)"),
+        (PYNVML.format(is_without_driver=True), "no driver"),
+    ],
+)
+def test_without_the_library_or_its_driver_the_rest_is_measured_and_the_reason_is_said_once(
+    pynvml: Path, capsys: pytest.CaptureFixture[str], code: str, reason: str
+) -> None:
+    host_metrics._say_unmeasured.cache_clear()
     pynvml.write_text(code)
-    names = set(build_sample()())
-    assert "cpu_utilization_percentage" in names and not [name for name in names if name.startswith("gpu_")]
+    for _ in range(2):  # as of two calls of `train` in a script
+        names = set(build_sample()())
+        assert "cpu_utilization_percentage" in names and not [name for name in names if name.startswith("gpu_")]
+    assert capsys.readouterr().err.count(f"GPUs of this host are not measured: {reason}") == 1
+
+
+def test_a_mistake_of_ours_in_asking_for_the_gpus_is_not_taken_for_a_host_without_them(pynvml: Path) -> None:
+    pynvml.write_text("class NVMLError(Exception): ...")
+    with pytest.raises(AttributeError):
+        build_sample()
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ from runner.system.files import naming_need, remove_half_written, replacing, wri
 from runner.tracking.tracker import Point, Tracker
 
 FOLDER = "tracking"
-METRICS_FILE, PARAMS_FILE, TAGS_FILE = "metrics.csv", "params.csv", "tags.csv"
+METRICS_FILE = "metrics.csv"
+PARAMS_FILE = "params.csv"
+TAGS_FILE = "tags.csv"
 
 _LAST_BYTES = 1 << 20
 """Bytes at the end of a file in which its last row is searched; enough for over 10,000 columns."""
@@ -45,10 +47,11 @@ class CsvTracker(Tracker):
         remove_half_written(self._folder)
         if run_id is None or not self.join(run_id):
             run_id = secrets.token_hex(8)
-            self._columns, self._last_step = [], -1
+            self._columns = []
+            self._last_step = -1
             (self._folder / TAGS_FILE).unlink(missing_ok=True)
-            self._write(METRICS_FILE, [["step"]])
-        self._write(PARAMS_FILE, [["name", "value"], *params.items()])
+            self._write_table(METRICS_FILE, [["step"]])
+        self._write_table(PARAMS_FILE, [["name", "value"], *params.items()])
         self.set_tags(tags)
         return run_id
 
@@ -61,19 +64,23 @@ class CsvTracker(Tracker):
             self._columns = next(csv.reader(file), ["step"])[1:]
         if (self._folder / TAGS_FILE).exists():
             with open(self._folder / TAGS_FILE, newline="", encoding="utf-8") as file:
-                self._tags = dict(row[:2] for row in list(csv.reader(file))[1:])
+                rows = list(csv.reader(file))
+            self._tags = dict(row[:2] for row in rows[1:])
         return True
 
     def log_points(self, points: Sequence[Point]) -> None:
         rows: dict[int, dict[str, float]] = {}
         for point in points:
-            rows.setdefault(point.step, {})[" ".join(point.name.split())] = point.value  # a heading is one line
-        known = {*self._columns}
-        new = [name for name in dict.fromkeys(name for row in rows.values() for name in row) if name not in known]
+            heading = " ".join(point.name.split())  # in one line
+            rows.setdefault(point.step, {})[heading] = point.value
+        known = set(self._columns)
+        new: dict[str, None] = {}  # in order, each once
+        for row in rows.values():
+            new |= dict.fromkeys(heading for heading in row if heading not in known)
         if new or min(rows) <= self._last_step:
-            self._replace(rows, [*self._columns, *new])
+            self._rewrite_metrics(rows, [*self._columns, *new])
         else:
-            data = _text(_row(step, rows[step], self._columns) for step in sorted(rows)).encode()
+            data = _csv_text(_row(step, rows[step], self._columns) for step in sorted(rows)).encode()
             path = self._folder / METRICS_FILE
             with naming_need(path, len(data)), open(path, "ab") as file:
                 file.write(data)
@@ -81,40 +88,48 @@ class CsvTracker(Tracker):
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self._tags |= tags
-        self._write(TAGS_FILE, [["name", "value"], *self._tags.items()])
+        self._write_table(TAGS_FILE, [["name", "value"], *self._tags.items()])
 
     def address(self) -> str:
         return relative(self._folder / METRICS_FILE)
 
-    def _replace(self, rows: Mapping[int, Mapping[str, float]], columns: list[str]) -> None:
+    def _rewrite_metrics(self, rows: Mapping[int, Mapping[str, float]], columns: list[str]) -> None:
         """Write the file again with `rows`, keyed by step, and with new columns."""
         path = self._folder / METRICS_FILE
-        pending, padding = sorted(rows, reverse=True), b"," * (len(columns) - len(self._columns)) + b"\n"
+        pending = sorted(rows, reverse=True)  # the smallest step is taken first, from the end
+        padding = b"," * (len(columns) - len(self._columns)) + b"\n"
         with naming_need(path, path.stat().st_size), open(path, "rb") as old, replacing(path) as new:
             old.readline()
-            new.write(_text([["step", *columns]]).encode())
+            new.write(_csv_text([["step", *columns]]).encode())
             for line in old:
                 step = int(line.partition(b",")[0])
                 while pending and pending[-1] < step:
-                    new.write(_text([_row(pending[-1], rows[pending.pop()], columns)]).encode())
+                    between = pending.pop()
+                    new.write(_csv_text([_row(between, rows[between], columns)]).encode())
                 line = line.rstrip(b"\n") + padding
                 if pending and pending[-1] == step:
-                    cells = line.decode().rstrip("\n").split(",")  # only numbers, so nothing is quoted
-                    values: dict[str, Any] = {name: cell for name, cell in zip(columns, cells[1:], strict=True) if cell}
-                    line = _text([_row(step, {**values, **rows[pending.pop()]}, columns)]).encode()
+                    pending.pop()
+                    values = {**_cells_of(line, columns), **rows[step]}
+                    line = _csv_text([_row(step, values, columns)]).encode()
                 new.write(line)
-            new.write(_text(_row(step, rows[step], columns) for step in reversed(pending)).encode())
+            new.write(_csv_text(_row(step, rows[step], columns) for step in reversed(pending)).encode())
         self._columns = columns
 
-    def _write(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        write_atomically(self._folder / name, _text(rows))
+    def _write_table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        write_atomically(self._folder / name, _csv_text(rows))
+
+
+def _cells_of(line: bytes, columns: Sequence[str]) -> dict[str, Any]:
+    """Return column -> text of each cell of a line that is not empty, but for that of the step."""
+    cells = line.decode().rstrip("\n").split(",")  # only numbers, so nothing is quoted
+    return {name: cell for name, cell in zip(columns, cells[1:], strict=True) if cell}
 
 
 def _row(step: int, values: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
     return [step, *(values.get(name) for name in columns)]
 
 
-def _text(rows: Iterable[Sequence[Any]]) -> str:
+def _csv_text(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -6,6 +6,7 @@ have the names of MLflow's own monitor, which its pages of a run show apart from
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
+from runner.system.standard_streams import say
 from runner.tracking.journal import HOST, Journal, iterate_journal, journal_path
 
 PERIOD = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
@@ -71,7 +73,7 @@ def build_sample() -> Callable[[], dict[str, float]]:
     """Return what measures this host: name of a metric -> its value now, or since the last call."""
     psutil.cpu_percent()  # the first call has nothing to compare with
     network_before = psutil.net_io_counters()
-    gpus = _gpus()
+    gpus = _find_gpus()
 
     def sample() -> dict[str, float]:
         values = {"cpu_utilization_percentage": psutil.cpu_percent()}
@@ -86,25 +88,36 @@ def build_sample() -> Callable[[], dict[str, float]]:
         values["network_receive_megabytes"] = (network.bytes_recv - network_before.bytes_recv) / 1e6
         values["network_transmit_megabytes"] = (network.bytes_sent - network_before.bytes_sent) / 1e6
         for number, gpu in enumerate(gpus):
-            for name, value in _measured(gpu):
+            for name, value in _measure_gpu(gpu):
                 values[f"gpu_{number}_{name}"] = value
         return {name: round(value, 1) for name, value in values.items()}
 
     return sample
 
 
-def _gpus() -> list[Any]:
-    """Return NVIDIA's handles of the GPUs of this host; [] without GPUs, their driver or the package nvidia-ml-py."""
+def _find_gpus() -> list[Any]:
+    """Return NVIDIA's handles of the GPUs of this host; [] without the package nvidia-ml-py or the GPUs' driver, which
+    is said.
+    """
     try:
         import pynvml
-
+    except ImportError as error:
+        _say_unmeasured(f"{error} (pip install nvidia-ml-py)")
+        return []
+    try:
         pynvml.nvmlInit()
         return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # pynvml.NVMLError, and whatever a package of that name does: a run goes on without it
+    except pynvml.NVMLError as error:
+        _say_unmeasured(str(error))
         return []
 
 
-def _measured(gpu: Any) -> Iterator[tuple[str, float]]:
+@functools.cache  # once in this process: a script may train many times
+def _say_unmeasured(reason: str) -> None:
+    say(f"tracking.system_metrics: GPUs of this host are not measured: {reason}")
+
+
+def _measure_gpu(gpu: Any) -> Iterator[tuple[str, float]]:
     """Yield (name, value) of what can be measured of a GPU; a part of it may not, as power in a virtual machine."""
     import pynvml
 
@@ -117,4 +130,5 @@ def _measured(gpu: Any) -> Iterator[tuple[str, float]]:
     with suppress(pynvml.NVMLError):
         watts = pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000
         yield "power_usage_watts", watts
-        yield "power_usage_percentage", 100 * watts / (pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+        max_watts = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
+        yield "power_usage_percentage", 100 * watts / max_watts

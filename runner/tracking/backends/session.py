@@ -47,7 +47,8 @@ def _shipping(pid: int) -> Shipping:
       pid: id of this process; a process forked from it has another id, and so gets shipping processes of its own.
     """
     # They find modules where this process does: a script's folder is on its path.
-    shipping = Shipping({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    folders = [folder for folder in sys.path if folder]
+    shipping = Shipping({**os.environ, "PYTHONPATH": os.pathsep.join(folders)})
     atexit.register(wait_until_recorded)
     return shipping
 
@@ -111,7 +112,7 @@ class ScriptRecord(NullRecord):
         ships = self.role in ("chief", "evaluator")
         artifacts = Artifacts(self.model_dir, self.journal, ships, self.settings.takes_files)
         if self.role == "chief":
-            self._begin(command if trains else "evaluate", settings)
+            self._begin_run(command if trains else "evaluate", settings)
         self.journal.event("started", pid=os.getpid(), command=command)
         status = "failed"
         try:
@@ -126,8 +127,8 @@ class ScriptRecord(NullRecord):
         finally:
             self._is_recording = False
             if self.role == "evaluator":
-                self._begin("evaluate", settings, LOCK_SECS)
-            self._end(status, trains=trains)
+                self._begin_run("evaluate", settings, LOCK_SECS)
+            self._end_run(status, trains=trains)
 
     def _measuring_host(self, *, trains: bool) -> contextlib.AbstractContextManager[object]:
         """Return a context beside which the use of this host is recorded, if that is asked for."""
@@ -136,7 +137,7 @@ class ScriptRecord(NullRecord):
             return contextlib.nullcontext()
         return HostMetrics(self.model_dir, os.environ)
 
-    def _begin(self, command: str, settings: Mapping[str, Any], wait_secs: float = TIMEOUT_SECS) -> None:
+    def _begin_run(self, command: str, settings: Mapping[str, Any], wait_secs: float = TIMEOUT_SECS) -> None:
         if not self.settings.backends:
             return
         try:
@@ -147,28 +148,26 @@ class ScriptRecord(NullRecord):
         self._journals = Journals(self.model_dir).mark()
         self._had_checkpoint = (self.model_dir / "checkpoint").exists()
         given = {name: value for name, value in settings.items() if value is not None}
-        note_of_run(
-            self.model_dir,
-            RUN_STARTED,
-            command=command,
-            name=mask_text(self.settings.run_name or self.model_dir.name, ()),
-            params=masked({**self.params, **given}, NO_LIST),
-            tags={
-                **masked(self.settings.tags, NO_LIST),
-                **masked(self.tags, NO_LIST),
-                **tags_of_this_process(self.model_dir, sys.argv),
-            },
-        )
+        params = masked({**self.params, **given}, NO_LIST)
+        tags = {
+            **masked(self.settings.tags, NO_LIST),
+            **masked(self.tags, NO_LIST),
+            **tags_of_this_process(self.model_dir, sys.argv),
+        }
+        run_name = mask_text(self.settings.run_name or self.model_dir.name, ())
+        note_of_run(self.model_dir, RUN_STARTED, command=command, name=run_name, params=params, tags=tags)
         write_settings(self.model_dir, self.settings, os.environ, sys.path[:1])  # `follow` reads them
         _shipping(os.getpid()).follow(self.model_dir)
 
-    def _end(self, status: str, *, trains: bool) -> None:
+    def _end_run(self, status: str, *, trains: bool) -> None:
         if self._journals is None:
             return
         models = exported_models(self._journals.events("exported").get("chief", ()), self.model_name)
         is_over_early = trains and status != "finished" and not self._journals.events("first_step")
         is_kept = is_over_early and self._had_checkpoint
-        tags = {"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}"} if is_kept else {}
+        tags = {}
+        if is_kept:
+            tags["last_failed_start"] = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}"
         end = RunEnd(
             status,
             MLFLOW_STATUS[status],

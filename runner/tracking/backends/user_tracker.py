@@ -70,59 +70,62 @@ class UserTracker(Tracker):
     """
 
     def __init__(self, backend: TrackingBackend, name: str) -> None:
-        self._backend, self._name = backend, name
+        self._backend = backend
+        self._name = name
         self._object: Any = None
 
     def prepare(self) -> None:
         if self._object is None:
-            self._object = self._called("", self._build)
+            self._object = self._call_user_code("", self._build)
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         self.prepare()
-        return str(self._call("start", run_id, name, params, tags) or run_id or secrets.token_hex(8))
+        chosen = self._call_method("start", run_id, name, params, tags)
+        return str(chosen or run_id or secrets.token_hex(8))
 
     def join(self, run_id: str) -> bool:
         self.start(run_id, self._name, {}, {})
         return True
 
     def log_points(self, points: Sequence[Point]) -> None:
-        self._call("log_points", points)
+        self._call_method("log_points", points)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        self._call("set_tags", tags)
+        self._call_method("set_tags", tags)
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        self._call("log_file", path, folder)
+        self._call_method("log_file", path, folder)
 
     def log_image(self, name: str, path: Path, step: int, time: float) -> None:
-        self._call("log_image", name, path, step, time)
+        self._call_method("log_image", name, path, step, time)
 
     def log_input(self, dataset: DatasetFacts) -> None:
-        self._call("log_input", dataset)
+        self._call_method("log_input", dataset)
 
     def log_model(self, model: ExportedModel) -> None:
-        self._call("log_model", model)
+        self._call_method("log_model", model)
 
     def end(self, status: str, time: float) -> None:
-        self._call("end", status)
+        self._call_method("end", status)
 
     leave = end
 
     def address(self) -> str | None:
-        address = self._call("address")
+        address = self._call_method("address")
         return None if address is None else str(address)
 
     def _build(self) -> Any:
-        tracker = user_code.load("tracking.backend", self._backend.name, "Tracker")(**self._backend.params)
-        missing = [one for one in _NEEDED if not callable(getattr(tracker, one, None))]
+        users_class = user_code.load("tracking.backend", self._backend.name, "Tracker")
+        tracker = users_class(**self._backend.params)
+        missing = [method for method in _NEEDED if not callable(getattr(tracker, method, None))]
         if missing:
             raise TypeError(f"a {type(tracker).__name__} lacks {', '.join(missing)}, which a tracker needs")
         return tracker
 
-    def _call(self, method: str, *args: Any) -> Any:
-        return self._called(method, getattr(self._object, method, lambda *args: None), *args)
+    def _call_method(self, method: str, *args: Any) -> Any:
+        return self._call_user_code(method, getattr(self._object, method, lambda *args: None), *args)
 
-    def _called(self, method: str, function: Any, *args: Any) -> Any:
+    def _call_user_code(self, method: str, function: Any, *args: Any) -> Any:
         """Call user code.
 
         Raises:
@@ -135,7 +138,10 @@ class UserTracker(Tracker):
                 traceback.print_exception(error)
             frames = user_frames(traceback.extract_tb(error.__traceback__))
             own = [str(frame) for frame in reversed(frames)][:SHOWN_FRAMES]
-            what = f"{method} raised {type(error).__name__}" if method else f"cannot be made, {type(error).__name__}"
-            first = f"{what}: {' '.join(str(error).split())}"
-            first = first if len(first) <= MAX_LINE else f"{first[: MAX_LINE - 1]}…"
+            kind = type(error).__name__
+            what = f"{method} raised {kind}" if method else f"cannot be made, {kind}"
+            message = " ".join(str(error).split())
+            first = f"{what}: {message}"
+            if len(first) > MAX_LINE:
+                first = f"{first[: MAX_LINE - 1]}…"
             raise TrackerError("\n  ".join([first, *own])) from error
