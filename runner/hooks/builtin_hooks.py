@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -17,13 +17,32 @@ from runner.tf_private import v1 as v1_bridge
 
 v1 = tf.compat.v1
 
-_KINDS: Mapping[str, tuple[tuple[type, ...], str, str]] = {
-    "hook": (
+
+class _Kind(NamedTuple):
+    """What objects of users are known by.
+
+    Attributes:
+      classes: their base classes.
+      method: what an object of another class has, if it is one all the same.
+      expected: the classes in words.
+    """
+
+    classes: tuple[type, ...]
+    method: str
+    expected: str
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "hook": _Kind(
         (Hook, v1.train.SessionRunHook),
         "after_step",
         "a runner.Hook, a tf.compat.v1.train.SessionRunHook or, in training, a keras.callbacks.Callback",
     ),
-    "listener": ((v1.train.CheckpointSaverListener,), "after_save", "a tf.compat.v1.train.CheckpointSaverListener"),
+    "listener": _Kind(
+        (v1.train.CheckpointSaverListener,),
+        "after_save",
+        "a tf.compat.v1.train.CheckpointSaverListener",
+    ),
 }
 
 
@@ -56,13 +75,14 @@ class TrainingOverrides:
         """
         changes = dict(taken)
         for name in ("num_steps", "last_step"):
-            given = [value for value in (getattr(self, name), taken.get(name)) if value is not None]
-            changes[name] = min(given, default=None)
+            both = (getattr(self, name), taken.get(name))
+            changes[name] = min(_given(both), default=None)
         for name in ("listeners", "notes"):
             changes[name] = (*getattr(self, name), *taken.get(name, ()))
         return dataclasses.replace(self, **changes)
 
     def nan(self, configured: str) -> str:
+        """Return the NaN policy; `configured` if no hook has one."""
         return configured if self.stop_at_nan is None else "stop"
 
     def config(self, config: RunConfig) -> RunConfig:
@@ -74,9 +94,14 @@ class TrainingOverrides:
 
     def target(self, step: int, steps: int | None, max_steps: int | None) -> float:
         """Return the global step at which training from `step` ends; infinite if nothing limits it."""
-        from_here = [number for number in (steps, self.num_steps) if number is not None]
-        ends = [end for end in (max_steps, self.last_step) if end is not None]
-        return min([*(step + number for number in from_here), *ends], default=math.inf)
+        ends = _given((max_steps, self.last_step))
+        for number in _given((steps, self.num_steps)):
+            ends.append(step + number)
+        return min(ends, default=math.inf)
+
+
+def _given(values: Sequence[int | None]) -> list[int]:
+    return [value for value in values if value is not None]
 
 
 def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], list[Any]]:
@@ -88,7 +113,9 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
       TypeError: an object is not a hook.
       NotAllowed: a callback changes training.
     """
-    overrides, native, session = TrainingOverrides(), list[Any](), list[Any]()
+    overrides = TrainingOverrides()
+    native: list[Any] = []
+    session: list[Any] = []
     callbacks: list[Any] = []
     for hook in checked("hook", hooks):
         if is_callback(hook):
@@ -96,12 +123,14 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
             callbacks.append(hook)
             continue
         taken = v1_bridge.settings_of_hook(hook)
+        # A hook that is both is one of TensorFlow's sessions only outside of a run.
+        is_session_hook = isinstance(hook, v1.train.SessionRunHook) and not isinstance(hook, Hook)
         if taken is not None:
             overrides = overrides.and_those_of(taken)
+        elif is_session_hook:
+            session.append(hook)
         else:
-            # A hook that is both is one of TensorFlow's sessions only outside of a run.
-            is_session = isinstance(hook, v1.train.SessionRunHook) and not isinstance(hook, Hook)
-            (session if is_session else native).append(hook)
+            native.append(hook)
     if callbacks:
         native.append(KerasCallbacks(callbacks))
     return overrides, native, session
@@ -117,10 +146,11 @@ def checked(what: str, given: Sequence[Any] | None) -> list[Any]:
     Raises:
       TypeError: an object is something else.
     """
-    found, (kinds, method, expected) = list(given or ()), _KINDS[what]
-    for one in found:
+    kind = _KINDS[what]
+    objects = list(given or ())
+    for hook in objects:
+        is_known = isinstance(hook, kind.classes) or (what == "hook" and is_callback(hook))
         # Statically, because a mock of anything has every method.
-        is_known = isinstance(one, kinds) or (what == "hook" and is_callback(one))
-        if not is_known and inspect.getattr_static(one, method, None) is None:
-            raise TypeError(f"{one!r} is not a {what}: expected {expected}.")
-    return found
+        if not is_known and inspect.getattr_static(hook, kind.method, None) is None:
+            raise TypeError(f"{hook!r} is not a {what}: expected {kind.expected}.")
+    return objects

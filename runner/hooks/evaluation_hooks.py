@@ -44,7 +44,9 @@ class EvaluationHooks:
         _, native, v1_hooks = split_hooks(hooks)
         self._examples = examples
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
-        self._hooks, self._run, self._count = native, run, count
+        self._hooks = native
+        self._run = run
+        self._count = count
 
     @property
     def names(self) -> Sequence[str]:
@@ -88,7 +90,10 @@ class EvaluationHooks:
         self.session.close()
 
     def _call(self, method: str, *args: Any) -> None:
-        # after_batches is absent in old hooks, and other methods are in hooks that do not derive from Hook.
-        for call in (getattr(hook, method) for hook in self._hooks if hasattr(hook, method)):
+        for hook in self._hooks:
+            # after_batches is absent in old hooks, and other methods are in hooks that do not derive from Hook.
+            if not hasattr(hook, method):
+                continue
+            call = getattr(hook, method)
             with logging_to(self._run):
                 call(self._run, *args)

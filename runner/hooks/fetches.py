@@ -68,8 +68,9 @@ def _add(name: str, value: Any, found: dict[str, Any]) -> None:
         return
     for key, item in items.items():
         # Keys of a MultiHead's predictions are (name of the head, name).
-        path = key if isinstance(key, tuple) else (key,)
-        _add("/".join([name, *map(str, path)]), item, found)
+        keys = key if isinstance(key, tuple) else (key,)
+        path = "/".join([name, *map(str, keys)])
+        _add(path, item, found)
 
 
 def check(written: str, name: str, there: Mapping[str, Any], mode: str) -> None:
@@ -86,7 +87,8 @@ def check(written: str, name: str, there: Mapping[str, Any], mode: str) -> None:
     """
     if name not in there:
         why = f"there is no such value in {mode.upper()}."
-        if name.startswith("predictions") and not any(one.startswith("predictions") for one in there):
+        has_predictions = any(fetched.startswith("predictions") for fetched in there)
+        if name.startswith("predictions") and not has_predictions:
             why = f"model_fn returns no predictions in {mode.upper()}."
         raise ValueError(f"{written}, but {why}{did_you_mean(name, there)} There are: {', '.join(there)}.")
     value = there[name]

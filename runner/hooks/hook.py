@@ -40,15 +40,21 @@ class Every:
           after: the second step.
           elapsed_secs: seconds since the cadence was last due.
         """
-        if self.steps and (after - self.offset) // self.steps > (before - self.offset) // self.steps:
-            return True
+        if self.steps:
+            multiples_before = (before - self.offset) // self.steps
+            multiples_after = (after - self.offset) // self.steps
+            if multiples_after > multiples_before:
+                return True
         return self.secs is not None and elapsed_secs >= self.secs
 
     def steps_until_due(self, step: int) -> float:
         """Return the number of steps from `step` to the next step at which the cadence is due; infinite without
         `steps`.
         """
-        return self.steps - (step - self.offset) % self.steps if self.steps else math.inf
+        if not self.steps:
+            return math.inf
+        steps_since = (step - self.offset) % self.steps
+        return self.steps - steps_since
 
 
 class Run(Protocol):
@@ -160,7 +166,8 @@ class WhenDue:
     """Calls a training hook when its cadence is due; a hook without a cadence is called after each loop."""
 
     def __init__(self, hook: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._hook, self._clock = hook, clock
+        self._hook = hook
+        self._clock = clock
         self._results: list[StepResult] = []
         self._called_at: float | None = None
 
@@ -172,25 +179,32 @@ class WhenDue:
 
     def after_step(self, run: Run, result: StepResult) -> None:
         assert self._called_at is not None
-        every, now = getattr(self._hook, "every", Every()), self._clock()
+        every = getattr(self._hook, "every", Every())
+        now = self._clock()
         self._results.append(result)
         has_cadence = every.steps or every.secs is not None
-        if not has_cadence or every.due(result.first_step - 1, result.last_step, now - self._called_at):
-            results, self._results, self._called_at = self._results, [], now
-            self._hook.after_step(run, _joined(results))
+        if has_cadence and not every.due(result.first_step - 1, result.last_step, now - self._called_at):
+            return
+        results = self._results
+        self._results = []
+        self._called_at = now
+        self._hook.after_step(run, _join(results))
 
 
-def _joined(results: Sequence[StepResult]) -> StepResult:
+def _join(results: Sequence[StepResult]) -> StepResult:
     """Return one result for the steps of several loops, oldest first."""
     if len(results) == 1:
         return results[0]
+    values: dict[str, np.ndarray] = {}
+    for name in results[0].values:
+        values[name] = np.concatenate([result.values[name] for result in results])
     return StepResult(
         first_step=results[0].first_step,
         last_step=results[-1].last_step,
-        losses=np.concatenate([one.losses for one in results]),
-        examples=sum(one.examples for one in results),
-        secs=sum(one.secs for one in results),
-        values={name: np.concatenate([one.values[name] for one in results]) for name in results[0].values},
+        losses=np.concatenate([result.losses for result in results]),
+        examples=sum(result.examples for result in results),
+        secs=sum(result.secs for result in results),
+        values=values,
     )
 
 
@@ -201,7 +215,8 @@ class TimeLimit(Hook):
     """
 
     def __init__(self, secs: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._secs, self._clock = secs, clock
+        self._secs = secs
+        self._clock = clock
         self._began = 0.0
 
     def begin(self, run: Run) -> None:

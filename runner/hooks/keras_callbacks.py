@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn, Protocol, cast
 
@@ -42,10 +42,13 @@ _WEIGHTS = "What changes weights belongs in model_fn: a layer, a constraint, an 
 
 # Methods of a keras.Model that change it, and what to write instead.
 _CHANGES = {
-    "set_weights": _WEIGHTS, "load_weights": f"{_WEIGHTS} To begin with others, set train.warm_start.",
-    "compile": "model_fn compiles the model.", "fit": "The run trains.", "train_on_batch": "The run trains.",
+    "set_weights": _WEIGHTS,
+    "load_weights": f"{_WEIGHTS} To begin with others, set train.warm_start.",
+    "compile": "model_fn compiles the model.",
+    "fit": "The run trains.",
+    "train_on_batch": "The run trains.",
     "reset_metrics": "The run resets its metrics.",
-}  # fmt: skip
+}
 
 
 # --- which callbacks ----------------------------------------------------------------------------------------------
@@ -136,7 +139,8 @@ class Calls:
     def refuse(self, what: str, instead: str) -> NoReturn:
         """Raise ValueError: the callback that is called now does `what`, which would change training."""
         refusal = ValueError(f"{self._caller} {what}: callbacks of Keras can only read here. {instead}")
-        self._refusal = self._refusal or refusal
+        if self._refusal is None:
+            self._refusal = refusal
         raise refusal
 
 
@@ -314,7 +318,9 @@ class Epochs:
 
     def begin(self, number: int) -> int:
         """Return the number of steps before an epoch."""
-        return 0 if self.steps is None else math.ceil(number * self.steps)
+        if self.steps is None:
+            return 0
+        return math.ceil(number * self.steps)
 
     def steps_to_end(self, steps_read: int) -> float:
         """Return the number of steps to the end of the epoch of the next step; infinite if not known."""
@@ -351,7 +357,9 @@ class EpochLoss:
         self.examples += result.examples
 
     def logs(self) -> dict[str, float]:
-        return {"loss": self.total / self.examples} if self.examples else {}
+        if not self.examples:
+            return {}
+        return {"loss": self.total / self.examples}
 
 
 class CalledRun(Run, Protocol):
@@ -430,7 +438,8 @@ class KerasCallbacks(Hook):
         self._run = cast(CalledRun, run)
         self._say()
         epochs = self._epochs
-        params = {"verbose": 0, "epochs": epochs.total, "steps": epochs.steps and math.ceil(epochs.steps)}
+        steps = None if epochs.steps is None else math.ceil(epochs.steps)
+        params = {"verbose": 0, "epochs": epochs.total, "steps": steps}
         for callback in self._callbacks:
             self._calls.call(callback, "set_params", params)
             self._calls.call(callback, "set_model", ModelStandIn(self._model, self._calls))
@@ -486,8 +495,10 @@ class KerasCallbacks(Hook):
         logs.pop("global_step", None)
         self._call("on_test_end", logs)
         is_of_epoch = self._is_in_epoch and step > self._began_at  # not of an evaluation before the first step
-        for metric, value in logs.items() if is_of_epoch else ():
-            prefix = f"val_{name}_" if name else "val_"
+        if not is_of_epoch:
+            return
+        prefix = f"val_{name}_" if name else "val_"
+        for metric, value in logs.items():
             self._of_evaluations[f"{prefix}{metric}"] = value
 
     # --- parts ----------------------------------------------------------------------------------------------------
@@ -550,16 +561,15 @@ class KerasCallbacks(Hook):
 
 def _steps_read_of(train_input: TrainInput) -> int:
     """Return the number of steps since the beginning of the input; its last step may have read fewer elements."""
-    return -(-train_input.position.elements // train_input.pipeline.division.elements_per_step)
+    each = train_input.pipeline.division.elements_per_step
+    return -(-train_input.position.elements // each)  # rounded up
 
 
 def _methods(callbacks: Sequence[Any], names: Sequence[str]) -> list[str]:
     """Return those of the methods that the callbacks define, as Class.method."""
-    return list(_defined(callbacks, names))
-
-
-def _defined(callbacks: Sequence[Any], names: Sequence[str]) -> Iterator[str]:
+    methods = []
     for callback in callbacks:
         for name in names:
             if _overrides(callback, name):
-                yield f"{type(callback).__name__}.{name}"
+                methods.append(f"{type(callback).__name__}.{name}")
+    return methods

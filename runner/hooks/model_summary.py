@@ -12,7 +12,7 @@ from typing import IO, Any
 from runner.hooks.hook import Hook, Run
 from runner.system.console import format_bytes, print_table
 from runner.system.files import MODEL_SUMMARY_FILE
-from runner.tracing.partitioned_variable import part_name
+from runner.tracing.partitioned_variable import part_name, size_of
 from runner.tracing.trace import Trace
 from runner.tracing.variable_request import VariableSpec
 from runner.tracing.variable_store import VariableStore
@@ -48,19 +48,22 @@ def print_variables(store: VariableStore, trace: Trace, stream: IO[str], max_row
       The table of all variables for `run.output=json`.
     """
     trainable = trace.requested.trainable
-    variables = [
-        dataclasses.replace(one, trainable=name in trainable or part_name(name, 0) in trainable)
-        for name, one in store.saved_specs.items()
-    ]
-    rows = [[one.name, one.shape.as_list(), one.dtype.name, bool(one.trainable), _values(one)] for one in variables]
+    variables: list[VariableSpec] = []
+    for name, spec in store.saved_specs.items():
+        is_trainable = name in trainable or part_name(name, 0) in trainable
+        variables.append(dataclasses.replace(spec, trainable=is_trainable))
+    rows = []
+    for variable in variables:
+        shape = variable.shape.as_list()
+        rows.append([variable.name, shape, variable.dtype.name, variable.trainable, _count_values([variable])])
     print(file=stream)
     table = print_table("variables", ["name", "shape", "dtype", "trainable", "values"], rows, stream, max_rows)
     rest = variables[max_rows:] if max_rows else []
     if rest:
-        print(f"... and {len(rest)} more variables with {_values(*rest):,} values", file=stream)
-    learned = _values(*(one for one in variables if one.trainable))
-    others = _values(*variables) - learned
-    size = sum(_values(one) * one.dtype.size for one in variables)
+        print(f"... and {len(rest)} more variables with {_count_values(rest):,} values", file=stream)
+    learned = _count_values(_trainable(variables))
+    others = _count_values(variables) - learned
+    size = sum(size_of(variable) for variable in variables)
     print(
         f"total: {learned:,} trainable parameters, {others:,} other values (optimizer, moving averages, counters), "
         f"{format_bytes(size)} on each replica",
@@ -73,28 +76,37 @@ def print_variables(store: VariableStore, trace: Trace, stream: IO[str], max_row
 
 def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: int | None) -> None:
     """Print the totals of each layer: variables are grouped by the first part of their names that differs."""
-    common = os.path.commonpath([one.name for one in variables if one.trainable] or [""])
+    names = [variable.name for variable in _trainable(variables)]
+    common = os.path.commonpath(names) if names else ""
     depth = 1 + len([part for part in common.split("/") if part])
     layers: dict[str, list[VariableSpec]] = {}
-    for one in variables:
-        layers.setdefault("/".join(one.name.split("/")[:-1][:depth]) or one.name, []).append(one)
-    rows = [
-        [name, str(len(members)), f"{_values(*learned):,}", f"{_values(*members):,}"]
-        for name, members in layers.items()
-        for learned in [[one for one in members if one.trainable]]
-    ]
+    for variable in variables:
+        *scopes, _ = variable.name.split("/")
+        layer = "/".join(scopes[:depth]) or variable.name
+        layers.setdefault(layer, []).append(variable)
+    rows = []
+    for name, members in layers.items():
+        learned = _count_values(_trainable(members))
+        rows.append([name, str(len(members)), f"{learned:,}", f"{_count_values(members):,}"])
     print(file=stream)
     print_table("layers", ["name", "variables", "parameters", "values"], rows, stream, max_rows)
-    if rows[:max_rows] != rows:
-        print(f"... and {len(rows) - len(rows[:max_rows])} more layers", file=stream)
+    num_hidden = len(rows) - len(rows[:max_rows])
+    if num_hidden:
+        print(f"... and {num_hidden} more layers", file=stream)
 
 
-def _values(*variables: VariableSpec) -> int:
+def _trainable(variables: Sequence[VariableSpec]) -> list[VariableSpec]:
+    return [variable for variable in variables if variable.trainable]
+
+
+def _count_values(variables: Sequence[VariableSpec]) -> int:
     """Return the total number of elements of the variables."""
-    return sum(int(one.shape.num_elements() or 0) for one in variables)
+    return sum(int(variable.shape.num_elements() or 0) for variable in variables)
 
 
 def shape_of(spec: Any) -> Any:
     """Return the shape of a spec as a list, for a table; `unknown` if it has none."""
     shape = getattr(spec, "shape", None)
-    return "unknown" if shape is None or shape.rank is None else shape.as_list()
+    if shape is None or shape.rank is None:
+        return "unknown"
+    return shape.as_list()

@@ -141,7 +141,9 @@ class ConfusionMatrix(Drawing):
     def _figures(self) -> dict[str, Any]:
         if not self._counts:
             return {}
-        found = {name for pair in self._counts for name in pair}
+        found = set[str]()
+        for pair in self._counts:
+            found.update(pair)
         names = [*self._names, *sorted(found - set(self._names), key=_in_order)]
         counts = np.zeros([len(names), len(names)], int)
         for (label, prediction), count in self._counts.items():
@@ -152,7 +154,8 @@ class ConfusionMatrix(Drawing):
 def _in_order(name: str) -> tuple[bool, int, str]:
     """Sort key: numbers by their size, before other names."""
     is_number = name.removeprefix("-").isdecimal()
-    return not is_number, int(name) if is_number else 0, name
+    number = int(name) if is_number else 0
+    return not is_number, number, name
 
 
 def _matrix(counts: np.ndarray, names: Sequence[str], title: str) -> Any:
@@ -312,7 +315,8 @@ def _histogram(labels: np.ndarray, scores: np.ndarray, bins: int) -> Any:
     edges = np.histogram_bin_edges(scores, bins)
     # Each class by itself: of all examples, rare positive ones could not be seen.
     for name, of_class in (("negative", scores[~labels]), ("positive", scores[labels])):
-        shares = np.full(len(of_class), 1 / max(1, len(of_class)))
-        axes.hist(of_class, edges, weights=shares, alpha=0.5, label=f"{name} ({len(of_class)})")
+        number = len(of_class)
+        shares = np.full(number, 1 / max(1, number))
+        axes.hist(of_class, edges, weights=shares, alpha=0.5, label=f"{name} ({number})")
     axes.legend(loc="best")
     return figure

@@ -53,9 +53,12 @@ class Profiling(Hook):
         self, steps: StepRange, announce: Callable[..., None], profiler: Any = tf.profiler.experimental
     ) -> None:
         self.every = Around(range=steps)
-        self._steps, self._announce, self._profiler = steps, announce, profiler
+        self._steps = steps
+        self._announce = announce
+        self._profiler = profiler
         self._began_at = 0
-        self._is_running = self._was_tried = False
+        self._is_running = False
+        self._was_tried = False
         self._profiled: StepRange | None = None
         self._older: set[tuple[int, Path]] = set()
 
@@ -63,7 +66,8 @@ class Profiling(Hook):
         self._began_at = run.global_step
 
     def before_step(self, run: Run, step: int) -> None:
-        if self._was_tried or not self._steps.first <= step + 1 <= self._steps.last:
+        is_in_range = self._steps.first <= step + 1 <= self._steps.last
+        if self._was_tried or not is_in_range:
             return
         self._was_tried = True
         self._older = _profiles(run.model_dir)
@@ -76,9 +80,11 @@ class Profiling(Hook):
     def after_step(self, run: Run, result: StepResult) -> None:
         if not self._is_running:
             return
-        first = self._profiled.first if self._profiled else result.first_step
-        # With train.nan=rollback the run may have taken some steps twice.
-        self._profiled = StepRange(min(first, result.first_step), result.last_step)
+        first = result.first_step
+        if self._profiled is not None:
+            # With train.nan=rollback the run may have taken some steps twice.
+            first = min(first, self._profiled.first)
+        self._profiled = StepRange(first, result.last_step)
         if result.last_step >= self._steps.last:
             self._stop(run)
 
@@ -86,8 +92,10 @@ class Profiling(Hook):
         if self._is_running:
             self._stop(run)
         elif not self._was_tried:
-            went_on = self._began_at >= self._steps.last
-            reason = f"it resumed at step {self._began_at}" if went_on else f"it ended at step {run.global_step}"
+            if self._began_at >= self._steps.last:
+                reason = f"it resumed at step {self._began_at}"
+            else:
+                reason = f"it ended at step {run.global_step}"
             text = f"run.profile={self._steps}: no profile, because this run took none of these steps; {reason}."
             self._announce("profile", text, path=None)
 
@@ -102,18 +110,20 @@ class Profiling(Hook):
         except (tf.errors.OpError, OSError, RuntimeError) as error:
             _log.warning("run.profile=%s: the profile was not written: %s", self._steps, error)
             return
+        profiled = self._profiled
         written = max(_profiles(run.model_dir) - self._older, default=None)
-        if self._profiled is None or written is None:  # the first loop failed
+        if profiled is None or written is None:  # the first loop failed
             return
-        folder = written[1].parent
-        of = "" if self._profiled == self._steps else f" (requested: run.profile={self._steps})"
-        what = f"step {self._profiled}" if self._profiled.first == self._profiled.last else f"steps {self._profiled}"
-        fields = {"first_step": self._profiled.first, "last_step": self._profiled.last, "path": str(folder)}
+        _, file = written
+        folder = file.parent
+        what = f"step {profiled}" if profiled.first == profiled.last else f"steps {profiled}"
+        if profiled != self._steps:
+            what = f"{what} (requested: run.profile={self._steps})"
         text = (
-            f"Profiled {what}{of}: {relative(folder)}. To look at it: pip install xprof, then "
+            f"Profiled {what}: {relative(folder)}. To look at it: pip install xprof, then "
             f"xprof --logdir {relative(Path(run.model_dir))}"
         )
-        self._announce("profile", text, **fields)
+        self._announce("profile", text, first_step=profiled.first, last_step=profiled.last, path=str(folder))
 
 
 def _profiles(model_dir: str) -> set[tuple[int, Path]]:

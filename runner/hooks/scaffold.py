@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,29 +41,22 @@ class ModelScaffold:
 
     def __init__(self, scaffold: Any, graph: Any, requested: RequestedVariables) -> None:
         self._scaffold = scaffold or v1.train.Scaffold()
-        self.saver, savers = getattr(scaffold, "saver", None), graph.get_collection(v1.GraphKeys.SAVERS)
-        if self.saver is None and savers:
-            if len(savers) > 1:
-                raise ValueError(
-                    f"the collection tf.GraphKeys.SAVERS has {len(savers)} savers. Choose one: "
-                    "EstimatorSpec(scaffold=tf.train.Scaffold(saver=...))."
-                )
-            self.saver = savers[0]
-        if self.saver is not None and not callable(getattr(self.saver, "restore", None)):
-            raise ValueError(
-                f"EstimatorSpec.scaffold: its saver {self.saver!r} has no method restore. Use a "
-                "tf.compat.v1.train.Saver or a tf.train.Checkpoint."
-            )
-        self._in_saver = v1_bridge.names_in_saver(self.saver) if isinstance(self.saver, v1.train.Saver) else {}
-        self.objects = self._objects(graph, requested) if isinstance(self.saver, _OBJECTS) else (b"", {})
-        self.keys = {name: key for name, key in {**self._in_saver, **self.objects[1]}.items() if name != key}
+        self.saver = _find_saver(scaffold, graph)
+        self._in_saver: Mapping[str, str] = {}
+        if isinstance(self.saver, v1.train.Saver):
+            self._in_saver = v1_bridge.names_in_saver(self.saver)
+        self.objects: tuple[bytes, dict[str, str]] = (b"", {})
+        if isinstance(self.saver, _OBJECTS):
+            self.objects = self._describe_objects(graph, requested)
+        _, keys_of_objects = self.objects
+        all_keys = {**self._in_saver, **keys_of_objects}
+        self.keys = {name: key for name, key in all_keys.items() if name != key}
 
     @property
     def restores(self) -> bool:
         """Report whether the saver's `restore` is the user's own."""
-        own = getattr(getattr(self.saver, "restore", None), "__func__", None)
         is_known = self.saver is None or isinstance(self.saver, _OBJECTS)
-        return not is_known and own is not v1.train.Saver.restore
+        return not is_known and _function_of(self.saver, "restore") is not v1.train.Saver.restore
 
     @property
     def runs(self) -> bool:
@@ -73,13 +66,19 @@ class ModelScaffold:
 
     def not_in_saver(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the saver does not store."""
-        return [name for name in names if name not in self._in_saver] if self._in_saver else []
+        if not self._in_saver:
+            return []
+        return [name for name in names if name not in self._in_saver]
 
-    def _objects(self, graph: Any, requested: RequestedVariables) -> tuple[bytes, dict[str, str]]:
+    def _describe_objects(self, graph: Any, requested: RequestedVariables) -> tuple[bytes, dict[str, str]]:
+        """Return (serialized object graph, variable name -> its key in a checkpoint) of a `tf.train.Checkpoint`."""
         names = {id(v1.train.get_global_step(graph)): GLOBAL_STEP}
-        names |= {id(one): name for name, pair in requested.requests.items() for one in pair if one is not None}
+        for name, (variable, owner) in requested.requests.items():
+            names[id(variable)] = name
+            if owner is not None:
+                names[id(owner)] = name
         with graph.as_default():
-            return object_graph_of(self.saver, lambda one: names.get(id(one)))
+            return object_graph_of(self.saver, lambda variable: names.get(id(variable)))
 
     def restore(self, session: TraceSession, path: str) -> None:
         """Call the saver's `restore` with the checkpoint `path`, if the user has overridden it.
@@ -131,14 +130,15 @@ class ModelScaffold:
             )
         if self.saver is None or isinstance(self.saver, _OBJECTS):
             return
-        if getattr(getattr(self.saver, "save", None), "__func__", None) is not v1.train.Saver.save:
+        if _function_of(self.saver, "save") is not v1.train.Saver.save:
             _log.warning(
                 "EstimatorSpec.scaffold: save() of its saver, a %s, is not called, because the runner writes "
                 "checkpoints. Use a CheckpointSaverListener to run code around each save.",
                 type(self.saver).__name__,
             )
         beside = self.not_in_saver(names)
-        lost = [name for name in beside if name in set(self.keys.values())]
+        taken = set(self.keys.values())
+        lost = [name for name in beside if name in taken]
         if lost:
             _log.warning(
                 "EstimatorSpec.scaffold: its saver stores other variables under the keys %s. The variables of these "
@@ -161,11 +161,43 @@ class ModelScaffold:
             )
 
 
+def _find_saver(scaffold: Any, graph: Any) -> Any:
+    """Return the saver of a scaffold, else that of the graph's collection; None: there is none.
+
+    Raises:
+      ValueError: there are several savers, or the saver cannot restore.
+    """
+    saver = getattr(scaffold, "saver", None)
+    savers = graph.get_collection(v1.GraphKeys.SAVERS)
+    if saver is None and savers:
+        if len(savers) > 1:
+            raise ValueError(
+                f"the collection tf.GraphKeys.SAVERS has {len(savers)} savers. Choose one: "
+                "EstimatorSpec(scaffold=tf.train.Scaffold(saver=...))."
+            )
+        saver = savers[0]
+    if saver is not None and not callable(getattr(saver, "restore", None)):
+        raise ValueError(
+            f"EstimatorSpec.scaffold: its saver {saver!r} has no method restore. Use a "
+            "tf.compat.v1.train.Saver or a tf.train.Checkpoint."
+        )
+    return saver
+
+
+def _function_of(saver: Any, method: str) -> Any:
+    """Return the function behind a method, by which one of TensorFlow is known; None: there is none."""
+    return getattr(getattr(saver, method, None), "__func__", None)
+
+
 def _check_ready(session: TraceSession, ready_op: Any, name: str) -> None:
     """Raise an error if a readiness operation of a Scaffold returns names of variables that are not ready."""
     if ready_op is None:
         return
     names = session.run(ready_op)
     if names is not None and np.size(names) and names.dtype != np.int32:
-        shown = ", ".join(one.decode() if isinstance(one, bytes) else str(one) for one in names.ravel())
+        shown = ", ".join(map(_text_of, names.ravel()))
         raise RuntimeError(f"EstimatorSpec.scaffold: its {name} reports that the model is not ready: {shown}.")
+
+
+def _text_of(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)

@@ -11,12 +11,12 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from runner.hooks.trace_session import TraceSession
+from runner.hooks.trace_session import TraceSession, values_of_elements
 from runner.tf_private import v1 as v1_bridge
 from runner.tracking.tensorboard import EventWriters
 from runner.types import StepRequest
@@ -48,15 +48,17 @@ class SessionHooks:
     def __init__(self, hooks: Sequence[Any], session: TraceSession, writers: EventWriters, *, in_loops: bool) -> None:
         self.session = session
         self._callers = [caller_of(hook, session.tensor, writers.of, in_loops=in_loops) for hook in hooks]
-        self._writers, self._in_loops = writers, in_loops
+        self._writers = writers
+        self._in_loops = in_loops
         self.stop_requested = False
-        self._asked: list[tuple[Caller, Any, Any, list[Any]]] = []  # (caller, context, fetches, flat fetches)
+        self._calls: list[_Call] = []
         self._step = 0
 
     @property
     def max_steps_per_loop(self) -> int | None:
         """The largest number of steps per loop that these hooks allow; None: any."""
-        return min((caller.steps for caller in self._callers if caller.steps is not None), default=None)
+        limits = [caller.steps for caller in self._callers if caller.steps is not None]
+        return min(limits, default=None)
 
     def steps_until_due(self, step: int) -> float:
         """Return the number of steps from global step `step` after which a loop must end; infinite: any."""
@@ -96,7 +98,8 @@ class SessionHooks:
         Raises:
           ValueError: a hook requests something that a traced step does not have.
         """
-        self._asked, self._step = [], step
+        self._calls = []
+        self._step = step
         feeds: list[tuple[tf.Tensor, tf.Tensor]] = []
         with self.session.entered():
             for caller in self._callers:
@@ -104,22 +107,26 @@ class SessionHooks:
                     continue
                 context = v1.train.SessionRunContext(v1.train.SessionRunArgs(None), self.session)
                 args = caller.before_run(context)
-                elements = [] if args.fetches is None else self.session.elements(args.fetches)
+                elements: list[Any] = []
+                if args.fetches is not None:
+                    elements = self.session.elements(args.fetches)
                 if args.options is not None and args.options.trace_level:
                     raise ValueError(
                         f"The hook {type(caller.hook).__name__} requests a trace of the step "
                         "(SessionRunArgs(options=...)), which only a session can make. Use tf.profiler.experimental."
                     )
-                self._asked.append((caller, context, args.fetches, elements))
-                feeds += self.session.feeds((args.feed_dict or {}).items())
-            fetches = self._elements_asked()
-            if self._asked and not fetches:
+                self._calls.append(_Call(caller, context, args.fetches, elements))
+                if args.feed_dict:
+                    feeds += self.session.feeds(args.feed_dict.items())
+            fetches = self._fetched_elements()
+            if self._calls and not fetches:
                 # A hook without fetches is called after its step as well, so a loop must end with that step, too.
                 fetches = self.session.elements(v1.train.get_global_step())
         placeholders = [placeholder for placeholder, _ in feeds]
         names = collections.Counter(placeholder.name for placeholder in placeholders)
         if len(names) < len(placeholders):
-            raise ValueError(f"Two hooks feed the same tensor: {names.most_common(1)[0][0]!r}.")
+            ((twice, _),) = names.most_common(1)
+            raise ValueError(f"Two hooks feed the same tensor: {twice!r}.")
         return StepRequest(fetches, placeholders, [value for _, value in feeds])
 
     def after_run(self, values: Sequence[np.ndarray]) -> None:
@@ -128,21 +135,26 @@ class SessionHooks:
         Args:
           values: NumPy values in the order of the last request; operations have no value.
         """
-        remaining, elements = iter(values), self._elements_asked()
-        flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
-        self.session.remember(elements, flat)
-        handed_out = iter(flat)
-        for caller, context, fetches, _ in self._asked:
-            results = None if fetches is None else self.session.packed(fetches, handed_out)
+        elements = self._fetched_elements()
+        of_elements = values_of_elements(elements, iter(values))
+        self.session.remember(elements, of_elements)
+        handed_out = iter(of_elements)
+        for call in self._calls:
+            results = None
+            if call.fetches is not None:
+                results = self.session.packed(call.fetches, handed_out)
             with self.session.entered():
                 run_values = v1.train.SessionRunValues(results, v1.RunOptions(), v1.RunMetadata())
-                caller.after_run(context, run_values, self._step)
-            if context.stop_requested:
+                call.caller.after_run(call.context, run_values, self._step)
+            if call.context.stop_requested:
                 self.stop_requested = True
-                self._request_stop(f"{type(caller.hook).__name__} requested it")
+                self._request_stop(f"{type(call.caller.hook).__name__} requested it")
 
-    def _elements_asked(self) -> list[Any]:
-        return [element for *_, elements in self._asked for element in elements]
+    def _fetched_elements(self) -> list[Any]:
+        elements: list[Any] = []
+        for call in self._calls:
+            elements += call.elements
+        return elements
 
     def end(self) -> None:
         self.session.end()
@@ -161,7 +173,24 @@ class SessionHooks:
         graph = self.session.graph
         if not graph.get_collection(_GLOBAL_STEP_READ):
             with graph.as_default():
-                graph.add_to_collection(_GLOBAL_STEP_READ, tf.identity(v1.train.get_global_step().read_value()))
+                step = v1.train.get_global_step().read_value()
+                graph.add_to_collection(_GLOBAL_STEP_READ, tf.identity(step))
+
+
+class _Call(NamedTuple):
+    """The call of a hook at one step.
+
+    Attributes:
+      caller: calls the hook.
+      context: the SessionRunContext that its `before_run` got.
+      fetches: what it requested; None: nothing.
+      elements: the tensors and operations of `fetches`.
+    """
+
+    caller: Caller
+    context: Any
+    fetches: Any
+    elements: Sequence[Any]
 
 
 # --- at which steps a hook is called ---------------------------------------------------------------------------------
@@ -183,7 +212,9 @@ class Caller:
     costs_the_loop = True
 
     def __init__(self, hook: Any, resolve: Callable[[Any], Any], writer_of: Callable[[str], Any]) -> None:
-        self.hook, self._resolve, self._writer_of = hook, resolve, writer_of
+        self.hook = hook
+        self._resolve = resolve
+        self._writer_of = writer_of
         self._until_end = contextlib.ExitStack()
 
     def steps_until_due(self, step: int) -> float:
@@ -200,10 +231,10 @@ class Caller:
             self._until_end.enter_context(v1_bridge.writer_given(self.hook, self._writer_of))
         with contextlib.ExitStack() as stack:
             if issubclass(type(self.hook), v1.train.LoggingTensorHook):
-                stack.enter_context(v1_bridge.tensors_resolved(self.hook, self._found))
+                stack.enter_context(v1_bridge.tensors_resolved(self.hook, self._find))
             self.hook.begin()
 
-    def _found(self, tensor: Any) -> Any:
+    def _find(self, tensor: Any) -> Any:
         try:
             return self._resolve(tensor)
         except ValueError:
@@ -216,7 +247,9 @@ class Caller:
         batch.
         """
         args = self.hook.before_run(context)
-        return v1.train.SessionRunArgs(v1_bridge.tensors_logged_at_end(self.hook)) if args is None else args
+        if args is None:
+            args = v1.train.SessionRunArgs(v1_bridge.tensors_logged_at_end(self.hook))
+        return args
 
     def after_run(self, context: Any, values: Any, step: int) -> None:
         self.hook.after_run(context, values)
@@ -250,19 +283,23 @@ class _AtItsTurn(Caller):
         self._called: tuple[int, int] | None = None  # the last step that the hook saw, and its count after it
 
     def steps_until_due(self, step: int) -> float:
-        if self._called is None:  # the hook is first due at the first step
-            return math.inf if self.steps is None and self._secs is None else 1
-        last = v1_bridge.last_turn(self.hook)
-        if self.steps is None or last is None:
+        if self._called is None:
+            has_timer = self.steps is not None or self._secs is not None
+            return 1 if has_timer else math.inf  # the hook is first due at the first step
+        last_turn = v1_bridge.last_turn(self.hook)
+        if self.steps is None or last_turn is None:
             return math.inf
-        at, count = self._called
-        return max(1, last + self.steps - count + at + 1 - step)
+        called_at, count = self._called
+        # The step after `called_at` has the number `count` in the hook's own count.
+        next_turn = called_at + 1 + (last_turn + self.steps - count)
+        return max(1, next_turn - step)
 
     def is_due(self, step: int) -> bool:
         if self._called is not None:
-            at, count = self._called
-            v1_bridge.set_count(self.hook, count + step - at - 1)
-        if v1_bridge.count_of(self.hook) is None or v1_bridge.tensors_logged_at_end(self.hook) is not None:
+            called_at, count = self._called
+            v1_bridge.set_count(self.hook, count + step - called_at - 1)
+        is_without_count = v1_bridge.count_of(self.hook) is None
+        if is_without_count or v1_bridge.tensors_logged_at_end(self.hook) is not None:
             return True
         return v1_bridge.is_turn(self.hook)
 
@@ -284,14 +321,19 @@ def caller_of(
       in_loops: as in SessionHooks. If False, the global step stays the same and the hook sees each batch, so a
         SummarySaverHook counts as in a session.
     """
+    # Methods of the object, not of its class: they may be set on an object, and a mock has no others.
+    before_run = _function_of(hook.before_run)
+    after_run = _function_of(hook.after_run)
 
     def is_as_in(kind: Any) -> bool:
-        # Methods of the object, not of its class: they may be set on an object, and a mock has no others.
-        own = [getattr(method, "__func__", method) for method in (hook.before_run, hook.after_run)]
-        return own == [kind.before_run, kind.after_run]
+        return before_run == kind.before_run and after_run == kind.after_run
 
     if is_as_in(v1.train.SessionRunHook):
         return _AtTheEnds(hook, resolve, writer_of)
     if is_as_in(v1.train.LoggingTensorHook) or (in_loops and is_as_in(v1.train.SummarySaverHook)):
         return _AtItsTurn(hook, resolve, writer_of)
     return Caller(hook, resolve, writer_of)
+
+
+def _function_of(method: Any) -> Any:
+    return getattr(method, "__func__", method)

@@ -31,31 +31,41 @@ class SessionRestore:
         evaluate: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
     ) -> None:
         self._reads = reads
-        operations = dict.fromkeys(tensor.op for tensors in reads.values() for tensor in tensors)
-        self._places = {one: evaluate(list(one.inputs)) for one in operations}
+        # Operation `RestoreV2` -> the values of its inputs: (path, keys, slices).
+        self._inputs: dict[tf.Operation, Sequence[Any]] = {}
+        for tensors in reads.values():
+            for tensor in tensors:
+                if tensor.op not in self._inputs:
+                    self._inputs[tensor.op] = evaluate(list(tensor.op.inputs))
 
     def parts(self) -> Iterator[tuple[list[tf.Operation], list[tuple[tf.Tensor, tf.Tensor]]]]:
         """Yield assignments, in parts of bounded size, with the values of the tensors that they assign."""
         for part in in_parts(self._reads, self._size_of):
-            yield part, self._values(part)
+            yield part, self._read(part)
 
-    def _values(self, part: Iterable[tf.Operation]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    def _read(self, part: Iterable[tf.Operation]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Return (tensor, its value) for each tensor that the assignments of a part read."""
+        tensors: dict[int, tf.Tensor] = {}
+        for assignment in part:
+            for tensor in self._reads[assignment]:
+                tensors[id(tensor)] = tensor
         values: list[tuple[tf.Tensor, tf.Tensor]] = []
-        tensors = {id(tensor): tensor for one in part for tensor in self._reads[one]}.values()
-        for operation, (path, keys, slices) in self._places.items():
-            mine = [tensor for tensor in tensors if tensor.op is operation]
-            places = [tensor.value_index for tensor in mine]
-            entries = [(keys[i], slices[i], tensor.dtype) for i, tensor in zip(places, mine, strict=True)]
-            found = read_entries(path.decode(), "CPU:0", entries)
-            values += zip(mine, found, strict=True)
+        for operation, (path, keys, slices) in self._inputs.items():
+            wanted = [tensor for tensor in tensors.values() if tensor.op is operation]
+            entries = []
+            for tensor in wanted:
+                place = tensor.value_index
+                entries.append((keys[place], slices[place], tensor.dtype))
+            values += zip(wanted, read_entries(path.decode(), "CPU:0", entries), strict=True)
         return values
 
     def _size_of(self, assignment: tf.Operation) -> int:
         """Return the bytes that an assignment reads; a slice counts as the whole tensor."""
         total = 0
         for tensor in self._reads[assignment]:
-            path, keys, _ = self._places[tensor.op]
-            shape = _shapes(path.decode()).get(keys[tensor.value_index].decode(), ())
+            path, keys, _ = self._inputs[tensor.op]
+            key = keys[tensor.value_index].decode()
+            shape = _shapes(path.decode()).get(key, ())
             total += size_of(shape, tensor.dtype)
         return total
 
@@ -73,30 +83,31 @@ def reads_of(fetched: Sequence[Any]) -> dict[tf.Operation, list[tf.Tensor]]:
       fetched: tensors and operations of a graph. Only groups of operations can run in parts: their order is free.
     """
     found: dict[tf.Operation, list[tf.Tensor]] = {}
-    for one in _members(fetched):
-        inner = _read_by(one)
-        if inner is None:
+    for operation in _members(fetched):
+        read = _read_by(operation)
+        if read is None:
             return {}
-        found[one] = inner
+        found[operation] = read
     return found if any(found.values()) else {}
 
 
 def _members(fetched: Sequence[Any]) -> list[tf.Operation]:
     """Return the operations in `fetched`, with each `tf.group` replaced by its members; [] if a tensor is fetched."""
-    members: dict[tf.Operation, None] = {}
-    seen, stack = set(), list(fetched)
+    members: list[tf.Operation] = []
+    seen = set[tf.Operation]()
+    stack = list(fetched)
     while stack:
-        one = stack.pop()
-        if not isinstance(one, tf.Operation):
+        operation = stack.pop()
+        if not isinstance(operation, tf.Operation):
             return []
-        if one in seen:
+        if operation in seen:
             continue
-        seen.add(one)
-        if one.type == "NoOp":
-            stack += one.control_inputs
+        seen.add(operation)
+        if operation.type == "NoOp":
+            stack += operation.control_inputs
         else:
-            members[one] = None
-    return list(members)
+            members.append(operation)
+    return members
 
 
 def _read_by(operation: tf.Operation) -> list[tf.Tensor] | None:
@@ -104,13 +115,22 @@ def _read_by(operation: tf.Operation) -> list[tf.Tensor] | None:
     which must not run once per part.
     """
     read: dict[int, tf.Tensor] = {}
-    seen, stack = {operation}, [operation]
+    seen = {operation}
+    stack = [operation]
     while stack:
-        one = stack.pop()
-        if one is not operation and one.op_def.is_stateful and one.type != "VarHandleOp":
+        current = stack.pop()
+        has_state = current.op_def.is_stateful and current.type != "VarHandleOp"
+        if has_state and current is not operation:
             return None
-        read |= {id(tensor): tensor for tensor in one.inputs if tensor.op.type == READ}
-        before = [*(tensor.op for tensor in one.inputs if tensor.op.type != READ), *one.control_inputs]
-        stack += [new for new in dict.fromkeys(before) if new not in seen]
-        seen.update(before)
+        before: list[tf.Operation] = []
+        for tensor in current.inputs:
+            if tensor.op.type == READ:
+                read[id(tensor)] = tensor
+            else:
+                before.append(tensor.op)
+        before += current.control_inputs
+        for source in before:
+            if source not in seen:
+                seen.add(source)
+                stack.append(source)
     return list(read.values())

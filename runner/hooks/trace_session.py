@@ -28,53 +28,86 @@ def flat_fetches(fetches: Any) -> list[Any]:
 
     `tf.nest` would sort a dict by its keys, which fails here: hooks use tensors as keys.
     """
-    inner = _inner(fetches)
-    return [fetches] if inner is None else [one for part in inner for one in flat_fetches(part)]
+    members = _members(fetches)
+    if members is None:
+        return [fetches]
+    flat: list[Any] = []
+    for member in members:
+        flat += flat_fetches(member)
+    return flat
 
 
 def packed_fetches(fetches: Any, values: Iterator[Any]) -> Any:
     """Return the structure of `fetches` with its leaves replaced by the next of `values`, in the order of
     `flat_fetches`.
     """
-    inner = _inner(fetches)
-    if inner is None:
+    members = _members(fetches)
+    if members is None:
         return next(values)
-    packed = [packed_fetches(part, values) for part in inner]
+    packed = [packed_fetches(member, values) for member in members]
+    kind = type(fetches)
     if isinstance(fetches, Mapping):
-        pairs = list(zip(fetches, packed, strict=True))
-        if isinstance(fetches, collections.defaultdict):
-            return collections.defaultdict(fetches.default_factory, pairs)
-        made: Any = type(fetches)() if issubclass(type(fetches), dict) else {}
-        made.update(pairs)
-        return made
+        return _packed_mapping(fetches, packed)
     if isinstance(fetches, list):
         return packed
-    return tuple(packed) if type(fetches) is tuple else type(fetches)(*packed)
+    if kind is tuple:
+        return tuple(packed)
+    return kind(*packed)
 
 
-def _inner(fetches: Any) -> list[Any] | None:
+def _packed_mapping(fetches: Mapping[Any, Any], packed: Sequence[Any]) -> Any:
+    pairs = list(zip(fetches, packed, strict=True))
+    if isinstance(fetches, collections.defaultdict):
+        return collections.defaultdict(fetches.default_factory, pairs)
+    mapping: Any = {}
+    if issubclass(type(fetches), dict):
+        mapping = type(fetches)()
+    mapping.update(pairs)
+    return mapping
+
+
+def _members(fetches: Any) -> list[Any] | None:
     """Return the elements of a list, tuple, mapping or attrs object; None for anything else."""
     if isinstance(fetches, Mapping):
         return list(fetches.values())
     if isinstance(fetches, list | tuple):
         return list(fetches)
     attributes = getattr(type(fetches), "__attrs_attrs__", None)
-    return None if attributes is None else [getattr(fetches, one.name) for one in attributes]
+    if attributes is None:
+        return None
+    return [getattr(fetches, attribute.name) for attribute in attributes]
 
 
 def flat_parts(fetch: Any) -> list[Any]:
     """Return the dense tensors of a sparse or ragged tensor or of IndexedSlices; for anything else, `[fetch]`."""
-    made = _made_of(fetch)
-    return [fetch] if made is None else [one for part in made[1] for one in flat_parts(part)]
+    composite = _take_apart(fetch)
+    if composite is None:
+        return [fetch]
+    _, parts = composite
+    flat: list[Any] = []
+    for part in parts:
+        flat += flat_parts(part)
+    return flat
 
 
 def value_of(fetch: Any, values: Iterator[Any]) -> Any:
     """Return what a session returns for `fetch`, built from the next values: one for each of its `flat_parts`."""
-    made = _made_of(fetch)
-    if made is None:
+    composite = _take_apart(fetch)
+    if composite is None:
         return next(values)
-    kind, parts = made
-    return kind(*(value_of(part, values) for part in parts))
+    make_value, parts = composite
+    return make_value(*[value_of(part, values) for part in parts])
+
+
+def values_of_elements(elements: Iterable[Any], values: Iterator[Any]) -> list[Any]:
+    """Return the value of each tensor or operation: of a tensor the next of `values`, of an operation None."""
+    found: list[Any] = []
+    for element in elements:
+        if isinstance(element, tf.Operation):
+            found.append(None)
+        else:
+            found.append(next(values))
+    return found
 
 
 def flat_feeds(key: Any, value: Any) -> list[tuple[Any, Any]]:
@@ -84,8 +117,10 @@ def flat_feeds(key: Any, value: Any) -> list[tuple[Any, Any]]:
     """
     if not isinstance(key, tf.SparseTensor):
         return [(key, value)]
-    given = (value.indices, value.values, value.dense_shape) if isinstance(value, tf.SparseTensor) else value
-    return list(zip((key.indices, key.values, key.dense_shape), given, strict=True))
+    placeholders = (key.indices, key.values, key.dense_shape)
+    if isinstance(value, tf.SparseTensor):
+        value = (value.indices, value.values, value.dense_shape)
+    return list(zip(placeholders, value, strict=True))
 
 
 def _is_key_of(key: Any, placeholder: tf.Tensor) -> bool:
@@ -109,7 +144,7 @@ def fed_value(placeholder: tf.Tensor, value: Any) -> tf.Tensor:
         return tf.constant(array, placeholder.dtype)
 
 
-def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
+def _take_apart(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
     """Return (constructor of the fetched value, its arguments as tensors), such as of a SparseTensor; None for a plain
     tensor.
     """
@@ -157,12 +192,13 @@ class TraceSession(v1_bridge.ActsAsSession):
         self._take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
         self._hooked: Any = None
         self._is_ending = False
-        self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # holds the object, too, so that its id is not used again
-        self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
-        self._last: dict[int, Any] = {}
+        # All by ids. The objects are held, too, or are in the graph, so that no id is used again.
+        self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # variable -> (itself, its value)
+        self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}  # (elements, placeholders) -> what runs them
+        self._last: dict[int, Any] = {}  # element -> its value in the last step
         self._has_stepped = False
-        self._fed: dict[int, list[tf.Tensor]] = {}
-        self._writes: dict[tuple[int, ...], bool] = {}  # whether elements, by their ids, change a variable
+        self._placeholders: dict[int, list[tf.Tensor]] = {}  # placeholder -> those of all replicas
+        self._writes: dict[tuple[int, ...], bool] = {}  # elements -> whether they change a variable
 
     def begin(self, hooked: Any, take_batch: Callable[[StepRequest], Sequence[Any]] | None = None) -> None:
         """Note whose hooks get this session.
@@ -202,7 +238,9 @@ class TraceSession(v1_bridge.ActsAsSession):
 
     def elements(self, fetches: Any) -> list[Any]:
         """Return the tensors and operations of `fetches` as a flat list; a variable means its value before the step."""
-        elements = [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
+        elements: list[Any] = []
+        for fetch in flat_fetches(fetches):
+            elements += [self.element(part) for part in flat_parts(fetch)]
         key = tuple(map(id, elements))  # the graph holds them
         if key not in self._writes:
             self._writes[key] = self._trace.changes_variables(elements)
@@ -218,7 +256,8 @@ class TraceSession(v1_bridge.ActsAsSession):
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
         """Return the structure `fetches`, with each element replaced by its value from `values`."""
         with self._operators():  # `fetches` may be a dict with tensors as keys
-            return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
+            values_of_fetches = [value_of(fetch, values) for fetch in flat_fetches(fetches)]
+            return packed_fetches(fetches, iter(values_of_fetches))
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         """Return the values of `fetches`; assignments take effect. Fetches that depend on a batch use the next one.
@@ -237,45 +276,61 @@ class TraceSession(v1_bridge.ActsAsSession):
           tf.errors.OutOfRangeError: there is no further batch.
         """
         del options, run_metadata
-        fed = self._initialized(fetches, list((feed_dict or {}).items()))
+        fed = self._initialize_iterators(fetches, feed_dict or {})
         elements = self.elements(fetches)
         feeds = self.feeds(fed)
         # Hooks are called with the traced graph as default; this call must not become an operation of that graph.
         with tf.init_scope():
             if not self._trace.needs_inputs(elements):
                 values = iter(self._run_alone(elements, feeds))
-            elif self._is_ending and all(self._last.get(id(one)) is not None for one in elements):
+            elif self._is_ending and self._are_known(elements):
                 # There may be no further batch, so hooks that ask again at the end get the values of the last step.
-                return self.packed(fetches, (self._last[id(element)] for element in elements))
+                return self.packed(fetches, iter([self._last[id(element)] for element in elements]))
             elif self._take_batch is None:
                 raise ValueError(
                     f"session.run({fetches!r}) depends on a batch, but there is none before the hooks of a run. "
                     "Request the fetches in before_run of a hook: SessionRunArgs(fetches)."
                 )
             else:
-                request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])
+                placeholders = [placeholder for placeholder, _ in feeds]
+                request = StepRequest(elements, placeholders, [value for _, value in feeds])
                 values = iter(self._take_batch(request))
-        return self.packed(fetches, (None if isinstance(one, tf.Operation) else next(values) for one in elements))
+        return self.packed(fetches, iter(values_of_elements(elements, values)))
+
+    def _are_known(self, elements: Sequence[Any]) -> bool:
+        """Report whether all elements had a value in the last step."""
+        return all(self._last.get(id(element)) is not None for element in elements)
 
     def _run_alone(self, elements: Sequence[Any], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[Any]:
         """Run operations and return the values of tensors that depend on no batch. A restore runs in parts; any other
         function is built once, because a hook may run it after each step.
         """
-        placeholders, given = [one for one, _ in feeds], [value for _, value in feeds]
-        key = tuple(map(id, elements)), tuple(map(id, placeholders))
+        placeholders = [placeholder for placeholder, _ in feeds]
+        given = [value for _, value in feeds]
+        key = (tuple(map(id, elements)), tuple(map(id, placeholders)))
         if key not in self._functions:
-            if reads := reads_of(elements):
-                restore = SessionRestore(reads, lambda tensors: self._run_alone(tensors, feeds))
-                for part, values in restore.parts():
-                    read = [tensor for tensor, _ in values]
-                    function = self._trace.function([], part, with_inputs=False, feeds=[*placeholders, *read])
-                    function(*given, *(value for _, value in values))
-                    del values  # before the next part is read
+            reads = reads_of(elements)
+            if reads:
+                self._restore(reads, feeds)
                 return []
             tensors = [element for element in elements if not isinstance(element, tf.Operation)]
             function = self._trace.function(tensors, elements, with_inputs=False, feeds=placeholders)
-            self._functions[key] = elements, function
-        return [value.numpy() for value in self._functions[key][1](*given)]
+            self._functions[key] = (elements, function)
+        _, function = self._functions[key]
+        return [value.numpy() for value in function(*given)]
+
+    def _restore(
+        self, reads: Mapping[tf.Operation, Sequence[tf.Tensor]], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]
+    ) -> None:
+        """Run assignments of what they read from checkpoints. Args: reads: as in SessionRestore."""
+        placeholders = [placeholder for placeholder, _ in feeds]
+        given = [value for _, value in feeds]
+        restore = SessionRestore(reads, lambda tensors: self._run_alone(tensors, feeds))
+        for part, pairs in restore.parts():
+            read = [tensor for tensor, _ in pairs]
+            function = self._trace.function([], part, with_inputs=False, feeds=[*placeholders, *read])
+            function(*given, *[value for _, value in pairs])
+            del pairs  # before the next part is read
 
     def feeds(self, fed: Iterable[tuple[Any, Any]]) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Return (placeholder, value) for every replica, given what a hook feeds to the first replica.
@@ -287,36 +342,39 @@ class TraceSession(v1_bridge.ActsAsSession):
           ValueError: a key is not a placeholder, or its value has another shape.
         """
         found = []
-        for key, value in (one for pair in fed for one in flat_feeds(*pair)):
-            tensor = self._placeholder(key)
-            constant = fed_value(tensor, value)
-            found += [(one, constant) for one in self._of_all_replicas(tensor)]
+        for whole_key, whole_value in fed:
+            for key, value in flat_feeds(whole_key, whole_value):
+                tensor = self._find_placeholder(key)
+                constant = fed_value(tensor, value)
+                found += [(placeholder, constant) for placeholder in self._of_all_replicas(tensor)]
         return found
 
-    def _initialized(self, fetches: Any, fed: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def _initialize_iterators(self, fetches: Any, feed_dict: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
         """Feed the placeholders of the input function if `fetches` contain an iterator's initializer.
 
         Returns:
           The other feeds.
         """
-        initializers = [one for one in flat_fetches(fetches) if isinstance(one, IteratorInitializer)]
+        initializers = [fetch for fetch in flat_fetches(fetches) if isinstance(fetch, IteratorInitializer)]
         if initializers and self._has_stepped:
             raise ValueError(
                 "session.run(iterator.initializer) in a hook after the first step is not possible: it would restart "
                 "the data, whose position is part of the checkpoint. Use dataset.repeat()."
             )
-        for placeholder, variable in (pair for one in initializers for pair in one.placeholders):
-            mine = [pair for pair in fed if _is_key_of(pair[0], placeholder)]
-            if not mine:
-                raise ValueError(
-                    f"You must feed a value for placeholder tensor {placeholder.op.name!r} with dtype "
-                    f"{placeholder.dtype.name} and shape {placeholder.shape}, from which input_fn builds its dataset: "
-                    f"session.run(iterator.initializer, feed_dict={{placeholder: value}})."
-                )
-            with tf.init_scope():
-                variable.assign(fed_value(placeholder, mine[0][1]))
-        known = [one for initializer in initializers for one, _ in initializer.placeholders]
-        return [pair for pair in fed if not any(_is_key_of(pair[0], one) for one in known)]
+        others = list(feed_dict.items())
+        for initializer in initializers:
+            for placeholder, variable in initializer.placeholders:
+                values = [value for key, value in feed_dict.items() if _is_key_of(key, placeholder)]
+                if not values:
+                    raise ValueError(
+                        f"You must feed a value for placeholder tensor {placeholder.op.name!r} with dtype "
+                        f"{placeholder.dtype.name} and shape {placeholder.shape}, from which input_fn builds its "
+                        "dataset: session.run(iterator.initializer, feed_dict={placeholder: value})."
+                    )
+                with tf.init_scope():
+                    variable.assign(fed_value(placeholder, values[0]))
+                others = [(key, value) for key, value in others if not _is_key_of(key, placeholder)]
+        return others
 
     def element(self, fetch: Any) -> Any:
         """Return the tensor or operation that `fetch` is or names.
@@ -324,20 +382,22 @@ class TraceSession(v1_bridge.ActsAsSession):
         Raises:
           ValueError: nothing has that name.
         """
-        if isinstance(fetch, str | bytes):
-            return self._named(fetch.decode() if isinstance(fetch, bytes) else fetch)
+        if isinstance(fetch, bytes):
+            fetch = fetch.decode()
+        if isinstance(fetch, str):
+            return self._find_by_name(fetch)
         if isinstance(fetch, IteratorInitializer):
             with self.graph.as_default():
                 return tf.no_op()
-        # A `keras.Variable` stands for the TensorFlow variable that Keras requested for it.
-        fetch = next((one for one, own in self._trace.requested.requests.values() if own is fetch is not None), fetch)
+        fetch = self._variable_of_keras(fetch)
         if isinstance(fetch, LocalVariable):
             fetch = fetch.values[0]  # the first replica's, like any other fetch
         if hasattr(type(fetch), "read_value"):
             if id(fetch) not in self._reads:
                 with self.graph.as_default():
-                    self._reads[id(fetch)] = fetch, fetch.read_value()
-            return self._reads[id(fetch)][1]
+                    self._reads[id(fetch)] = (fetch, fetch.read_value())
+            _, value = self._reads[id(fetch)]
+            return value
         if isinstance(fetch, tf.distribute.DistributedValues):
             # An assignment to all copies of a variable: return the operation that depends on the copies' assignments.
             return fetch.values[0]
@@ -345,35 +405,48 @@ class TraceSession(v1_bridge.ActsAsSession):
             raise TypeError(f"{fetch!r} cannot be fetched: it is not a tensor, an operation, a variable or a name.")
         return fetch
 
+    def _variable_of_keras(self, fetch: Any) -> Any:
+        """Return the TensorFlow variable that Keras requested for a `keras.Variable`; anything else as it is."""
+        if fetch is None:
+            return None
+        for variable, owner in self._trace.requested.requests.values():
+            if owner is fetch:
+                return variable
+        return fetch
+
     def tensor(self, fetch: Any) -> Any:
         """Return the tensor of `element`. An operation's name means its first output, as in a LoggingTensorHook."""
         element = self.element(fetch)
-        return element.outputs[0] if isinstance(element, tf.Operation) and element.outputs else element
+        if isinstance(element, tf.Operation) and element.outputs:
+            return element.outputs[0]
+        return element
 
-    def _named(self, name: str) -> Any:
+    def _find_by_name(self, name: str) -> Any:
         try:
             return self.graph.as_graph_element(name)
         except (KeyError, ValueError):
-            step = v1.train.get_global_step(self.graph)
-            asked = {name: one for name, (one, _) in self._trace.requested.requests.items()}
-            variables = {**asked, GLOBAL_STEP: step}
+            variables = {name: variable for name, (variable, _) in self._trace.requested.requests.items()}
+            variables[GLOBAL_STEP] = v1.train.get_global_step(self.graph)
             variable = variables.get(_VALUES.sub("", name))
             if variable is not None:
                 return self.element(variable)
-        there = [*variables, *(tensor.name for one in self._trace.operations for tensor in one.outputs)]
+        known = list(variables)
+        for operation in self._trace.operations:
+            known += [tensor.name for tensor in operation.outputs]
         raise NotInGraphError(
             f"A hook requests {name!r}, but model_fn made no tensor or variable of that name."
-            f"{did_you_mean(name, there, n=3)}"
+            f"{did_you_mean(name, known, n=3)}"
             ' Name one: tf.identity(tensor, name="...").'
         )
 
-    def _placeholder(self, key: Any) -> Any:
+    def _find_placeholder(self, key: Any) -> Any:
         try:
             tensor = self.tensor(key)
         except NotInGraphError as error:
             raise TypeError(f"feed_dict={{{key!r}: ...}} in a hook: {error}") from None
-        is_one = getattr(tensor, "op", None) is not None and tensor.op.type.startswith("Placeholder")
-        if not is_one or any(tensor is one for one in self._trace.inputs):
+        operation = getattr(tensor, "op", None)
+        is_placeholder = operation is not None and operation.type.startswith("Placeholder")
+        if not is_placeholder or any(tensor is part_of_input for part_of_input in self._trace.inputs):
             raise ValueError(
                 f"feed_dict={{{key!r}: ...}} in a hook: only placeholders made by model_fn or a hook can be fed; the "
                 "input of a step comes from input_fn."
@@ -381,9 +454,17 @@ class TraceSession(v1_bridge.ActsAsSession):
         return tensor
 
     def _of_all_replicas(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        if id(tensor) not in self._fed:
+        """Return the placeholders of all replicas that model_fn made in one place; of a hook's placeholder, itself."""
+        if id(tensor) not in self._placeholders:
             name = _OF_REPLICA.sub(r"\1", tensor.name)
-            placeholders = [one.outputs[0] for one in self._trace.operations if one.type == tensor.op.type]
-            of_model_fn = [one for one in placeholders if _OF_REPLICA.sub(r"\1", one.name) == name]
-            self._fed[id(tensor)] = of_model_fn if any(one is tensor for one in of_model_fn) else [tensor]
-        return self._fed[id(tensor)]
+            placeholders = [operation for operation in self._trace.operations if operation.type == tensor.op.type]
+            same_place = []
+            for placeholder in placeholders:
+                output = placeholder.outputs[0]
+                if _OF_REPLICA.sub(r"\1", output.name) == name:
+                    same_place.append(output)
+            is_of_model_fn = any(output is tensor for output in same_place)
+            if not is_of_model_fn:
+                same_place = [tensor]
+            self._placeholders[id(tensor)] = same_place
+        return self._placeholders[id(tensor)]

@@ -65,8 +65,8 @@ class _Adapting:
     def once(self, adapt: Callable[..., None]) -> Callable[..., None]:
         def adapt_once(layer: Any, data: Any, *args: Any, **kwargs: Any) -> None:
             if layer.name not in self._adapted:
-                learn = functools.partial(_learnt, layer, adapt, data, *args, **kwargs)
-                self._adapted[layer.name] = self._of_chief(layer.name, learn)
+                learn = functools.partial(_learn_from, layer, adapt, data, *args, **kwargs)
+                self._adapted[layer.name] = self._learn_on_chief(layer.name, learn)
                 self._learners[layer.name] = layer
             self._check_name(layer)
             self.in_graph(_give)(layer, self._adapted[layer.name])
@@ -94,7 +94,7 @@ class _Adapting:
                 "by its name. Give one of them another name."
             )
 
-    def _of_chief(self, name: str, learn: Callable[[], Any]) -> Any:
+    def _learn_on_chief(self, name: str, learn: Callable[[], Any]) -> Any:
         """Return what the chief's layer learns.
 
         Raises:
@@ -102,18 +102,20 @@ class _Adapting:
         """
         if self._workers.num_workers == 1:
             return learn()
-        mine = json.dumps([name, learn()]) if self._workers.is_chief else ""
+        mine = ""
+        if self._workers.is_chief:
+            mine = json.dumps([name, learn()])
         with tf.init_scope():
-            of_chief, learnt = json.loads(self._workers.broadcast_text(mine))
-        if of_chief != name:
+            name_on_chief, learnt = json.loads(self._workers.broadcast_text(mine))
+        if name_on_chief != name:
             raise WorkersDifferError(
                 f"model_fn of worker {self._workers.worker_index} adapts the layer {name!r} where that of the chief "
-                f"adapts {of_chief!r}. All workers must make the same layers in the same order."
+                f"adapts {name_on_chief!r}. All workers must make the same layers in the same order."
             )
         return learnt
 
 
-def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def _learn_from(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Return what a layer like `layer` learns from `data`.
 
     Raises:
@@ -130,7 +132,7 @@ def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwa
 
     def learn() -> dict[str, Any]:
         twin = kind.from_config(config)
-        adapt(twin, tf.nest.map_structure(_outside, data), *args, **kwargs)
+        adapt(twin, tf.nest.map_structure(_bring_outside, data), *args, **kwargs)
         return _state_of(twin)
 
     # In a thread of its own, in which there is neither a graph nor a strategy.
@@ -145,7 +147,7 @@ def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwa
             ) from error
 
 
-def _outside(value: Any) -> Any:
+def _bring_outside(value: Any) -> Any:
     """Return a value of `adapt`'s data as one that exists outside of the graph.
 
     Raises:

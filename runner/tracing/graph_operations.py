@@ -29,22 +29,30 @@ _SOURCES = frozenset({"VarHandleOp", "Placeholder", "PlaceholderWithDefault", "H
 
 def operations(values: Iterable[Any]) -> list[tf.Operation]:
     """Return the operations of tensors, operations and values that convert to tensors (an update may be a variable)."""
-    flat = tf.nest.flatten(list(values), expand_composites=True)
-    operations = [value if isinstance(value, tf.Operation) else getattr(value, "op", None) for value in flat]
-    return list(dict.fromkeys(operation for operation in operations if isinstance(operation, tf.Operation)))
+    found: dict[tf.Operation, None] = {}
+    for value in tf.nest.flatten(list(values), expand_composites=True):
+        operation = value if isinstance(value, tf.Operation) else getattr(value, "op", None)
+        if isinstance(operation, tf.Operation):
+            found[operation] = None
+    return list(found)
 
 
 def changes_state(operation: tf.Operation) -> bool:
     """Report whether the operation does something to a resource other than reading it."""
-    return operation.type not in _READS and any(tensor.dtype == tf.resource for tensor in operation.inputs)
+    return operation.type not in _READS and uses_resource(operation)
+
+
+def uses_resource(operation: tf.Operation) -> bool:
+    """Report whether an input of the operation is a variable, a table or another resource."""
+    return any(tensor.dtype == tf.resource for tensor in operation.inputs)
 
 
 def has_effect(operation: tf.Operation) -> bool:
     """Report whether tf.function would run the operation for its effect: it is stateful and more than a source of
     values.
     """
-    pure = operation.type in _READS or operation.type in _SOURCES or operation.type in KERNEL_RANDOM
-    return operation.op_def.is_stateful and not pure
+    is_without_effect = operation.type in _READS or operation.type in _SOURCES or operation.type in KERNEL_RANDOM
+    return operation.op_def.is_stateful and not is_without_effect
 
 
 _TABLE_WRITES = frozenset({"LookupTableInsertV2", "LookupTableRemoveV2"})
@@ -54,10 +62,10 @@ def table_writes(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
     """Return those of `operations` that add to a lookup table or remove from it, or call a function that does."""
     found = []
     for operation in operations:
-        uses_resource = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-        if not uses_resource or operation.type in _READS:  # of most operations, whose definitions take long to read
+        if not changes_state(operation):  # most of them, whose definitions take long to read
             continue
-        kinds = {operation.type, *(node.op for node in nodes_called_by(operation))}
+        kinds = {node.op for node in nodes_called_by(operation)}
+        kinds.add(operation.type)
         if kinds & _TABLE_WRITES:
             found.append(operation)
     return found
@@ -71,12 +79,14 @@ def needed(
     Args:
       given: operations that need not run, because their outputs are fed.
     """
-    running, stack = set(), list(fetched)
+    running = set[tf.Operation]()
+    stack = list(fetched)
     while stack:
         operation = stack.pop()
         if operation not in running and operation not in given:
             running.add(operation)
-            stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+            stack += [tensor.op for tensor in operation.inputs]
+            stack += operation.control_inputs
     return [operation for operation in graph.get_operations() if operation in running]
 
 
@@ -103,13 +113,17 @@ def sent_first(running: Iterable[tf.Operation]) -> list[tf.Operation]:
 def handles(variable: Any, replica: int | None = None) -> list[Any]:
     """Return the handles of a variable, one for each copy or part; with `replica`, only that of this local replica."""
     copies = copies_of(variable)
-    return [copy.handle for copy in (copies if replica is None or len(copies) == 1 else [copies[replica]])]
+    if replica is not None and len(copies) > 1:
+        copies = [copies[replica]]
+    return [copy.handle for copy in copies]
 
 
 def captured(graph: Any, variables: Iterable[Any], replica: int | None = None) -> set[str]:
     """Return the names of the tensors that stand for the handles of `variables` in the graph."""
-    mine = {id(handle) for variable in variables for handle in handles(variable, replica)}
-    return {internal.name for external, internal in graph.captures if id(external) in mine}
+    wanted = set[int]()
+    for variable in variables:
+        wanted.update(map(id, handles(variable, replica)))
+    return {internal.name for external, internal in graph.captures if id(external) in wanted}
 
 
 def may_write(graph: Any, variables: Iterable[Any], elements: Iterable[Any]) -> bool:
@@ -125,20 +139,24 @@ def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operat
       running: operations in program order. Only these are connected, so nothing else is pulled in. The order of
         creation is topological, so there are no cycles.
     """
-    handles = {internal.name: id(external) for external, internal in graph.captures if internal.dtype == tf.resource}
+    resources: dict[str, int] = {}  # name of the tensor that stands for a handle in the graph -> id of the handle
+    for external, internal in graph.captures:
+        if internal.dtype == tf.resource:
+            resources[internal.name] = id(external)
     edges: dict[tf.Operation, list[tf.Operation]] = {}
     last_write: dict[int, tf.Operation] = {}
     reads: dict[int, list[tf.Operation]] = collections.defaultdict(list)
     for operation in running:
-        before: set[tf.Operation] = set()
-        for handle in {handles[tensor.name] for tensor in operation.inputs if tensor.name in handles}:
-            if handle in last_write:
-                before.add(last_write[handle])
+        used = {resources[tensor.name] for tensor in operation.inputs if tensor.name in resources}
+        before = set[tf.Operation]()
+        for resource in used:
+            if resource in last_write:
+                before.add(last_write[resource])
             if operation.type in _READS:
-                reads[handle].append(operation)
+                reads[resource].append(operation)
             else:
-                before.update(reads.pop(handle, ()))
-                last_write[handle] = operation
+                before.update(reads.pop(resource, ()))
+                last_write[resource] = operation
         before -= {operation, *operation.control_inputs}
         if before:
             edges[operation] = sorted(before, key=lambda other: other.name)

@@ -5,7 +5,7 @@ All of it is written as protos: to make the operations in a graph took ten times
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,30 +35,76 @@ def meta_graph(trace: Trace, store: VariableStore, keys: Mapping[str, str], trai
     """
     meta = v1.MetaGraphDef(graph_def=trace.graph.as_graph_def())
     meta.meta_info_def.tensorflow_version = tf.__version__
-    counter = v1.train.get_global_step(trace.graph)  # no request of model_fn
-    handles = {inner.op.name: GLOBAL_STEP for outer, inner in trace.graph.captures if outer is counter.handle}
-    handles |= {inner.op.name: name for inner, name in trace.handles(0)}
-    nodes = _Nodes(meta.graph_def, {node: store.specs[name] for node, name in handles.items()})
+    nodes = _Nodes(meta.graph_def, _specs_of_handles(trace, store))
     if GLOBAL_STEP not in nodes.variables:  # the step does not count itself
         nodes.make_variable(nodes.definition.node.add(name=GLOBAL_STEP), store.specs[GLOBAL_STEP])
-    slices: dict[str, tuple[str, str]] = {}
-    for name, one in store.saved.items():
-        parts = one.names if isinstance(one, PartitionedVariable) else (name,)
-        rows = tensor_bundle.slice_specs([part.shape for part in one.parts], one.axis) if len(parts) > 1 else [""]
-        if nodes.variables.keys() >= set(parts):
-            slices |= {part: (keys.get(name, name), row) for part, row in zip(parts, rows, strict=True)}
-    meta.saver_def.CopyFrom(nodes.add_saver(slices, [store.specs[name].dtype for name in slices]))
+    slices = _slices_in_checkpoint(store, nodes.variables.keys(), keys)
+    dtypes = [store.specs[name].dtype for name in slices]
+    meta.saver_def.CopyFrom(nodes.add_saver(slices, dtypes))
     for name, proto in nodes.variables.items():
-        spec = store.specs[name]
-        of_model = [_KEYS.GLOBAL_VARIABLES, *([_KEYS.TRAINABLE_VARIABLES] if spec.trainable else [])]
-        of_model += [_KEYS.GLOBAL_STEP] if name == GLOBAL_STEP else []
-        for key in [_KEYS.LOCAL_VARIABLES] if spec.local else of_model:
+        for key in _collections_of(store.specs[name]):
             meta.collection_def[key].bytes_list.value.append(proto.SerializeToString())
     for key, members in {**trace.collections, _KEYS.TRAIN_OP: [train_op]}.items():
-        in_graph = [one for one in members if isinstance(one, tf.Tensor | tf.Operation) and one.graph is trace.graph]
-        if in_graph:
-            meta.collection_def[str(key)].node_list.value.extend(one.name for one in in_graph)
+        names = _names_in_graph(members, trace.graph)
+        if names:
+            meta.collection_def[str(key)].node_list.value.extend(names)
     return meta
+
+
+def _specs_of_handles(trace: Trace, store: VariableStore) -> dict[str, VariableSpec]:
+    """Return name of a placeholder of the trace -> spec of the variable for whose handle it stands."""
+    specs: dict[str, VariableSpec] = {}
+    counter = v1.train.get_global_step(trace.graph)  # no request of model_fn
+    for outer, inner in trace.graph.captures:
+        if outer is counter.handle:
+            specs[inner.op.name] = store.specs[GLOBAL_STEP]
+    for inner, name in trace.handles(0):
+        specs[inner.op.name] = store.specs[name]
+    return specs
+
+
+def _slices_in_checkpoint(
+    store: VariableStore, names: Collection[str], keys: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Return name of a variable -> (its key in the checkpoint, the slice of what is stored there).
+
+    Args:
+      store: the variables.
+      names: the variables of the graph. What is saved, but not there in all its parts, is left out.
+      keys: as in `meta_graph`.
+    """
+    slices: dict[str, tuple[str, str]] = {}
+    for name, variable in store.saved.items():
+        parts: Sequence[str] = (name,)
+        rows = [""]
+        if isinstance(variable, PartitionedVariable):
+            parts = variable.names
+            if len(parts) > 1:
+                rows = tensor_bundle.slice_specs([part.shape for part in variable.parts], variable.axis)
+        if set(parts).issubset(names):
+            for part, row in zip(parts, rows, strict=True):
+                slices[part] = (keys.get(name, name), row)
+    return slices
+
+
+def _collections_of(spec: VariableSpec) -> list[str]:
+    if spec.local:
+        return [_KEYS.LOCAL_VARIABLES]
+    collections = [_KEYS.GLOBAL_VARIABLES]
+    if spec.trainable:
+        collections.append(_KEYS.TRAINABLE_VARIABLES)
+    if spec.name == GLOBAL_STEP:
+        collections.append(_KEYS.GLOBAL_STEP)
+    return collections
+
+
+def _names_in_graph(members: Iterable[Any], graph: Any) -> list[str]:
+    """Return the names of those of `members` that are tensors or operations of the graph."""
+    names = []
+    for member in members:
+        if isinstance(member, tf.Tensor | tf.Operation) and member.graph is graph:
+            names.append(member.name)
+    return names
 
 
 class _Nodes:
@@ -73,11 +119,12 @@ class _Nodes:
     """
 
     def __init__(self, definition: Any, handles: Mapping[str, VariableSpec]) -> None:
-        self.definition, self.variables = definition, dict[str, Any]()
+        self.definition = definition
+        self.variables: dict[str, Any] = {}
         self._taken = {node.name for node in definition.node}
         with tf.Graph().as_default():
             self._variable_def = type(tf.Variable(0.0).to_proto())  # VariableDef has no public name
-        new = {node: self._unique(spec.name) for node, spec in handles.items()}
+        new = {node: self._take_unique(spec.name) for node, spec in handles.items()}
         made = []
         for node in definition.node:
             node.device = ""
@@ -86,7 +133,8 @@ class _Nodes:
             for place, text in enumerate(node.input):
                 source, colon, output = text.removeprefix("^").partition(":")
                 if source in new:
-                    node.input[place] = f"{text[: text.startswith('^')]}{new[source]}{colon}{output}"
+                    control = "^" if text.startswith("^") else ""
+                    node.input[place] = f"{control}{new[source]}{colon}{output}"
             if node.name in new:
                 made.append((node, handles[node.name]))
                 node.name = new[node.name]
@@ -97,20 +145,24 @@ class _Nodes:
         """Make a node a variable, and add the nodes that begin and read it."""
         node.op = "VarHandleOp"
         node.attr.clear()
-        node.attr["shared_name"].s, node.attr["dtype"].type = spec.name.encode(), spec.dtype.as_datatype_enum
+        node.attr["shared_name"].s = spec.name.encode()
+        node.attr["dtype"].type = spec.dtype.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
         self._taken.add(node.name)
-        shape = tf.TensorShape([size or 0 for size in spec.shape] if spec.shape.rank else [])
         nothing = tf.make_tensor_proto([], spec.dtype)  # without values, all of them are zeros
-        nothing.tensor_shape.CopyFrom(shape.as_proto())
+        nothing.tensor_shape.CopyFrom(tf.TensorShape(spec.smallest_shape).as_proto())
         zeros = self._add(f"{node.name}/Initializer/zeros", "Const", dtype=spec.dtype, value=nothing)
         assign = self._add(f"{node.name}/Assign", "AssignVariableOp", node.name, zeros, dtype=spec.dtype)
         # By this name convert_variables_to_constants finds it.
         read = self._add(f"{node.name}/Read/ReadVariableOp", "ReadVariableOp", node.name, dtype=spec.dtype)
         self.variables[spec.name] = self._variable_def(
-            variable_name=f"{node.name}:0", initializer_name=assign, initial_value_name=f"{zeros}:0",
-            snapshot_name=f"{read}:0", is_resource=True, trainable=spec.trainable,
-        )  # fmt: skip
+            variable_name=f"{node.name}:0",
+            initializer_name=assign,
+            initial_value_name=f"{zeros}:0",
+            snapshot_name=f"{read}:0",
+            is_resource=True,
+            trainable=spec.trainable,
+        )
 
     def add_saver(self, slices: Mapping[str, tuple[str, str]], dtypes: Sequence[tf.DType]) -> Any:
         """Add the nodes of a Saver, and return its SaverDef.
@@ -120,37 +172,42 @@ class _Nodes:
           dtypes: of these variables, in the same order.
         """
         path = self._add("save/Const", "Const", dtype=tf.string, value=tf.make_tensor_proto("model"))
-        texts = map(tf.make_tensor_proto, zip(*slices.values(), strict=True))
-        keys = [self._add("save/keys", "Const", dtype=tf.string, value=one) for one in texts]
+        inputs = [path]
+        for texts in zip(*slices.values(), strict=True):  # the keys, then the slices
+            inputs.append(self._add("save/keys", "Const", dtype=tf.string, value=tf.make_tensor_proto(texts)))
         variables = [self.variables[name] for name in slices]
-        save = self._add("save/SaveV2", "SaveV2", path, *keys, *(one.snapshot_name for one in variables), dtypes=dtypes)
+        values = [variable.snapshot_name for variable in variables]
+        save = self._add("save/SaveV2", "SaveV2", *inputs, *values, dtypes=dtypes)
         saved = self._add("save/control_dependency", "Identity", path, f"^{save}", T=tf.string)
-        restore = self._add("save/RestoreV2", "RestoreV2", path, *keys, dtypes=dtypes)
-        assigned = [
-            self._add(
-                f"save/Assign_{place}", "AssignVariableOp", one.variable_name[:-2], f"{restore}:{place}", dtype=dtype
-            )
-            for place, (one, dtype) in enumerate(zip(variables, dtypes, strict=True))
-        ]
-        all_restored = self._add("save/restore_all", "NoOp", *(f"^{name}" for name in assigned))
+        restore = self._add("save/RestoreV2", "RestoreV2", *inputs, dtypes=dtypes)
+        assigned = []
+        for place, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
+            handle = variable.variable_name.removesuffix(":0")
+            value = f"{restore}:{place}"
+            assigned.append(self._add(f"save/Assign_{place}", "AssignVariableOp", handle, value, dtype=dtype))
+        all_restored = self._add("save/restore_all", "NoOp", *[f"^{name}" for name in assigned])
         return v1.train.SaverDef(
-            filename_tensor_name=f"{path}:0", save_tensor_name=f"{saved}:0", restore_op_name=all_restored,
-            max_to_keep=5, keep_checkpoint_every_n_hours=10000, version=v1.train.SaverDef.V2,
-        )  # fmt: skip
+            filename_tensor_name=f"{path}:0",
+            save_tensor_name=f"{saved}:0",
+            restore_op_name=all_restored,
+            max_to_keep=5,
+            keep_checkpoint_every_n_hours=10000,
+            version=v1.train.SaverDef.V2,
+        )
 
     def _add(self, name: str, op: str, *inputs: str, **attributes: Any) -> str:
         """Add a node and return its name. Its attributes are a dtype, dtypes or a TensorProto."""
-        node = self.definition.node.add(name=self._unique(name), op=op, input=inputs)
+        node = self.definition.node.add(name=self._take_unique(name), op=op, input=inputs)
         for key, value in attributes.items():
             if isinstance(value, tf.DType):
                 node.attr[key].type = value.as_datatype_enum
             elif isinstance(value, list):
-                node.attr[key].list.type.extend(one.as_datatype_enum for one in value)
+                node.attr[key].list.type.extend(dtype.as_datatype_enum for dtype in value)
             else:
                 node.attr[key].tensor.CopyFrom(value)
         return str(node.name)
 
-    def _unique(self, name: str) -> str:
+    def _take_unique(self, name: str) -> str:
         """Take a name for a node: `name`, with `_1` at its end if another node has it."""
         while name in self._taken:
             name += "_1"

@@ -53,38 +53,73 @@ class KeptMetrics:
     """
 
     def __init__(self, trace: Trace, store: VariableStore, metrics: Mapping[str, Any]) -> None:
-        self._store, self._trace = store, trace
+        self._store = store
+        self._trace = trace
         self._collectives: Collectives = collectives_of(store.strategy)
         self._variables = [name for name in trace.requested.requests if store.specs[name].local]
-        self._metrics = {name: one for name, one in metrics.items() if is_pair(one) or is_keras_metric(one)}
-        values = {
-            name: metric[0]
-            for name, metric in self._metrics.items()
-            if is_pair(metric) and not isinstance(metric[0], tf.Variable)
-        }
+        self._metrics: dict[str, Any] = {}
+        for name, metric in metrics.items():
+            if is_pair(metric) or is_keras_metric(metric):
+                self._metrics[name] = metric
+        self._values = self._function_of_pairs()
+        own = set(self._variables)
+        is_evaluation = not trace.requested.training
+        self._handles: dict[str, str] = {}
+        for handle, name in trace.handles(replica=0):
+            # In TRAIN an update may wait for train_op, which changes the model.
+            if is_evaluation or name in own:
+                self._handles[handle.name] = name
+        writes = {name: self._writes(metric) for name, metric in self._metrics.items()}
+        if is_evaluation:  # an eager step has no writes to look at
+            self._check_updated(writes)
+        written = self._written_by(writes)
+        self._states = [name for name in written if name in own]
+        self.unmerged = [name for name, of_metric in writes.items() if not self._can_merge(metrics[name], of_metric)]
+        self.changes_model = len(self._states) < len(written)
+
+    def _function_of_pairs(self) -> Callable[[], dict[str, Any]]:
+        """Return a function of the values of (value, update) pairs, without those that are variables.
+
+        Raises:
+          ValueError: a value depends on one batch.
+        """
+        values: dict[str, Any] = {}
+        for name, metric in self._metrics.items():
+            if is_pair(metric) and not isinstance(metric[0], tf.Variable):
+                values[name] = metric[0]
         for name, value in values.items():
-            if trace.needs_inputs(value):
+            if self._trace.needs_inputs(value):
                 raise ValueError(
                     f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair, or what "
                     "compute_metrics of a keras.Model returns, must be computed from state in variables, like that of "
                     "tf.compat.v1.metrics and keras.metrics; in eval_metric_ops, a [batch] tensor has a mean over "
                     "examples."
                 )
-        self._values: Callable[[], dict[str, Any]] = trace.function(values, with_inputs=False) if values else dict
-        # In TRAIN an update may wait for train_op, which changes the model.
-        own, is_eval = set(self._variables), not trace.requested.training
-        self._handles = {handle.name: name for handle, name in trace.handles(replica=0) if name in own or is_eval}
-        writes = {name: self._writes(metric) for name, metric in self._metrics.items()}
+        if not values:
+            return dict
+        return self._trace.function(values, with_inputs=False)
+
+    def _check_updated(self, writes: Mapping[str, Sequence[tf.Operation]]) -> None:
+        """Check that all Keras metrics are updated.
+
+        Args:
+          writes: name of a metric -> the writes that update it.
+
+        Raises:
+          ValueError: one is not.
+        """
         for name, metric in self._metrics.items():
-            if is_eval and is_keras_metric(metric) and not writes[name]:  # an eager step has no writes to look at
+            if is_keras_metric(metric) and not writes[name]:
                 what = f"eval_metric_ops[{name!r}]: the {type(metric).__name__} is not updated"
                 raise ValueError(f"{what}. Call its update_state in model_fn, and not in tf.cond or a tf.function.")
-        written = list(
-            dict.fromkeys(name for of_metric in writes.values() for one in of_metric for name in self._on(one))
-        )
-        self._states = [name for name in written if name in own]
-        self.unmerged = [name for name, of_metric in writes.items() if not self._can_merge(metrics[name], of_metric)]
-        self.changes_model = len(self._states) < len(written)
+
+    def _written_by(self, writes: Mapping[str, Sequence[tf.Operation]]) -> list[str]:
+        """Return the names of the variables to which updates write, each once, in order."""
+        written: dict[str, None] = {}
+        for of_metric in writes.values():
+            for write in of_metric:
+                written |= dict.fromkeys(self._variables_on(write))
+        return list(written)
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
@@ -97,7 +132,7 @@ class KeptMetrics:
         """
         with self.set_aside():
             # The graph and the Keras metrics read the first replica's variables.
-            for name, value in self._over_workers(of_one_replica).items():
+            for name, value in self._merge_over_workers(of_one_replica).items():
                 copy = self._store.copies(name)[0]
                 copy.assign(tf.cast(value, copy.dtype))
             values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
@@ -117,7 +152,10 @@ class KeptMetrics:
         """Restore the metrics' state at the end of this context, in which an evaluation uses variables of the same
         names.
         """
-        copies = [copy for name in self._variables if self._metrics for copy in self._store.copies(name)]
+        copies: list[tf.Variable] = []
+        if self._metrics:
+            for name in self._variables:
+                copies += self._store.copies(name)
         values = [copy.read_value() for copy in copies]
         yield
         for copy, value in zip(copies, values, strict=True):
@@ -130,18 +168,22 @@ class KeptMetrics:
           function: the step; its arguments are the flat inputs, and maybe more.
           counts: returns the numbers of examples of the local replicas, int64 `[replicas]`, from these arguments.
         """
-        variables = [self._store[name] for name in self._states if isinstance(self._store[name], LocalVariable)]
+        variables: list[LocalVariable] = []
+        for name in self._states:
+            variable = self._store[name]
+            if isinstance(variable, LocalVariable):
+                variables.append(variable)
         if not variables:
             return function
 
         def kept(*arguments: tf.Tensor) -> Any:
             of_replicas = tf.unstack(counts(arguments))
-            before = [[one.values[index].read_value() for one in variables] for index in range(len(of_replicas))]
-            result = function(*arguments)
+            before = [_read_values(variables, index) for index in range(len(of_replicas))]
+            returned = function(*arguments)
             for index, count in enumerate(of_replicas):
                 # A stand-in example is counted nowhere, but its rows have passed through the updates.
                 tf.cond(count > 0, tf.no_op, functools.partial(_assign, variables, index, before[index]))
-            return result
+            return returned
 
         return kept
 
@@ -151,47 +193,63 @@ class KeptMetrics:
     def _initial(self) -> Mapping[str, np.ndarray]:
         return {name: np.asarray(self._store.initial_value(name)) for name in self._states}
 
-    def _over_workers(self, of_one_replica: bool) -> Mapping[str, np.ndarray]:
+    def _merge_over_workers(self, of_one_replica: bool) -> Mapping[str, np.ndarray]:
         """Return the state over all replicas and workers; empty if there is only one replica."""
-        copies = {name: self._store.copies(name)[: 1 if of_one_replica else None] for name in self._states}
-        if self._collectives.num_workers == 1 and all(len(of_name) == 1 for of_name in copies.values()):
+        copies = {name: self._store.copies(name) for name in self._states}
+        if of_one_replica:
+            copies = {name: of_name[:1] for name, of_name in copies.items()}
+        is_one_replica = all(len(of_name) == 1 for of_name in copies.values())
+        if self._collectives.num_workers == 1 and is_one_replica:
             return {}
-        mine = self.merged({name: np.stack([copy.numpy() for copy in of_name]) for name, of_name in copies.items()})
-        states = {name: self._gathered(mine[name]) for name in sorted(mine)}
-        return {name: of_name[0] for name, of_name in states.items()} if of_one_replica else self.merged(states)
+        of_replicas: dict[str, np.ndarray] = {}
+        for name, of_name in copies.items():
+            of_replicas[name] = np.stack([copy.numpy() for copy in of_name])
+        mine = self.merged(of_replicas)
+        # By name: all workers must gather the variables in the same order.
+        of_workers = {name: self._gather(mine[name]) for name in sorted(mine)}
+        if of_one_replica:
+            return {name: values[0] for name, values in of_workers.items()}
+        return self.merged(of_workers)
 
-    def _gathered(self, value: np.ndarray) -> np.ndarray:
+    def _gather(self, value: np.ndarray) -> np.ndarray:
         """Return the values of all workers, `[workers, ...]`."""
         # Each worker fills its own row, so that the sum over the workers has the rows of all.
         rows = np.zeros([self._collectives.num_workers, *value.shape])
         rows[self._collectives.worker_index] = value
-        return np.reshape(self._collectives.sum(rows.ravel().tolist()), rows.shape).astype(value.dtype)
+        numbers = self._collectives.sum(rows.ravel().tolist())
+        return np.reshape(numbers, rows.shape).astype(value.dtype)
 
     def merged(self, states: States) -> dict[str, np.ndarray]:
         """Return the state of all examples, given the states of several parts of them, all begun anew."""
         if all(len(of_name) == 1 for of_name in states.values()):
             return {name: of_name[0] for name, of_name in states.items()}
-        result = {}
+        total: dict[str, np.ndarray] = {}
         for name, initial in self._initial.items():
             wide = np.float64 if initial.dtype.kind == "f" else np.int64  # a narrow sum would lose digits
             # Each state begins with the initial value, which must count only once.
-            result[name] = initial + (states[name].astype(wide) - initial.astype(wide)).sum(0)
+            added = states[name].astype(wide) - initial.astype(wide)
+            total[name] = initial + added.sum(0)
         for scope in self._covariances:
-            result |= _covariance(scope, states)
+            total |= _merge_covariance(scope, states)
         for metric in self._metrics.values():
             if _merges_itself(metric):
-                result |= self._by_merge_state(metric, states)
-        return result
+                total |= self._merge_by_metric(metric, states)
+        return total
 
-    def _by_merge_state(self, metric: Any, states: States) -> dict[str, np.ndarray]:
+    def _merge_by_metric(self, metric: Any, states: States) -> dict[str, np.ndarray]:
         """Return the state that the metric's own `merge_state` makes of several."""
         variables = self._variables_of(metric)
-        number = len(next(iter(states.values())))
-        others = [{id(one): _like(one, states[name][n]) for name, one in variables.items()} for n in range(1, number)]
+        num_states = len(next(iter(states.values())))
+        others = []
+        for number in range(1, num_states):
+            new: dict[int, Any] = {}
+            for name, variable in variables.items():
+                new[id(variable)] = _variable_like(variable, states[name][number])
+            others.append(_with_variables(metric, new))
         # The metric itself gets the first state; `merge_state` adds the others to it.
         for name, variable in variables.items():
             variable.assign(states[name][0])
-        metric.merge_state([_with_variables(metric, new) for new in others])
+        metric.merge_state(others)
         return {name: np.asarray(variable) for name, variable in variables.items()}
 
     # --- what the graph says --------------------------------------------------------------------------------------
@@ -199,16 +257,24 @@ class KeptMetrics:
     @property
     def _covariances(self) -> list[str]:
         """The scopes of contrib's covariances, with a slash at their end."""
-        scopes = [name.removesuffix("comoment") for name in self._states if name.endswith("/comoment")]
-        return [scope for scope in scopes if all(scope + part in self._states for part in _OF_COVARIANCE)]
+        scopes = []
+        for name in self._states:
+            scope = name.removesuffix("comoment")
+            names = {scope + part for part in _OF_COVARIANCE}
+            if name.endswith("/comoment") and names.issubset(self._states):
+                scopes.append(scope)
+        return scopes
 
     def _variables_of(self, metric: Any) -> dict[str, Any]:
         """Return name in the store -> variable of a Keras metric."""
-        requests = self._trace.requested.requests.items()
-        names = {id(one): name for name, (_, owner) in requests for one in (owner, self._store.copies(name)[0])}
-        return {names[id(one)]: one for one in metric.variables if id(one) in names}
+        names: dict[int, str] = {}
+        for name, (_, owner) in self._trace.requested.requests.items():
+            names[id(owner)] = name
+            # A metric of tf_keras has the variable itself.
+            names[id(self._store.copies(name)[0])] = name
+        return {names[id(variable)]: variable for variable in metric.variables if id(variable) in names}
 
-    def _on(self, operation: tf.Operation) -> list[str]:
+    def _variables_on(self, operation: tf.Operation) -> list[str]:
         """Return the names of the variables that an operation reads or writes."""
         return [self._handles[tensor.name] for tensor in operation.inputs if tensor.name in self._handles]
 
@@ -216,30 +282,40 @@ class KeptMetrics:
         """Return the writes to variables that update a metric."""
         if is_pair(metric):
             running = needed(self._trace.graph, operations([metric[1]]))
-            return [one for one in running if changes_state(one) and self._on(one)]
+            changing = [operation for operation in running if changes_state(operation)]
+            return [operation for operation in changing if self._variables_on(operation)]
         own = self._variables_of(metric)
         writes = self._trace.writes_of_keras(metrics_only=True, replica=0)
-        return [one for one in writes if not own.keys().isdisjoint(self._on(one))]
+        return [write for write in writes if not own.keys().isdisjoint(self._variables_on(write))]
 
     def _can_merge(self, metric: Any, writes: Sequence[tf.Operation]) -> bool:
-        names = {scope + part for scope in self._covariances for part in _OF_COVARIANCE}
-        return _merges_itself(metric) or all(names.issuperset(self._on(one)) or self._adds(one) for one in writes)
+        if _merges_itself(metric):
+            return True
+        of_covariances = set[str]()
+        for scope in self._covariances:
+            of_covariances.update(scope + part for part in _OF_COVARIANCE)
+        for write in writes:
+            is_of_covariance = of_covariances.issuperset(self._variables_on(write))
+            if not is_of_covariance and not self._only_adds(write):
+                return False
+        return True
 
     @functools.cached_property
     def _dependent(self) -> set[tf.Operation]:
         """The operations whose values depend on a state."""
-        users: set[tf.Operation] = set()
-        for one in self._trace.operations:  # in the order in which they were made, inputs first
-            if any(tensor.op in users for tensor in one.inputs) or not set(self._on(one)).isdisjoint(self._variables):
-                users.add(one)
-        return users
+        dependent: set[tf.Operation] = set()
+        for operation in self._trace.operations:  # in the order in which they were made, inputs first
+            uses_state = not set(self._variables_on(operation)).isdisjoint(self._variables)
+            if uses_state or any(tensor.op in dependent for tensor in operation.inputs):
+                dependent.add(operation)
+        return dependent
 
-    def _adds(self, write: tf.Operation) -> bool:
+    def _only_adds(self, write: tf.Operation) -> bool:
         """Report whether a write adds to a local variable what depends on no state.
 
         A write in a branch, a loop or a nested function counts as one that does not.
         """
-        if not set(self._variables).issuperset(self._on(write)):
+        if not set(self._variables).issuperset(self._variables_on(write)):
             return False
         if write.type in _ADDS:
             return self._dependent.isdisjoint(tensor.op for tensor in write.inputs[1:])
@@ -247,14 +323,25 @@ class KeptMetrics:
             return False
         total = _source(write.inputs[1])  # Keras writes variable = variable + number
         parts = [_source(tensor) for tensor in total.inputs]
-        own = [one.type == "ReadVariableOp" and one.inputs[0] is write.inputs[0] for one in parts]
-        is_sum = total.type in ("AddV2", "Add") or (total.type == "Sub" and own[0])
-        return is_sum and any(own) and parts[1 - own.index(True)] not in self._dependent
+        are_own = [part.type == "ReadVariableOp" and part.inputs[0] is write.inputs[0] for part in parts]
+        is_sum = total.type in ("AddV2", "Add") or (total.type == "Sub" and are_own[0])
+        if not is_sum or True not in are_own:
+            return False
+        added = parts[1 - are_own.index(True)]
+        return added not in self._dependent
 
 
 def _source(tensor: tf.Tensor) -> tf.Operation:
     """Return the operation whose value `tensor` is, perhaps in another dtype."""
-    return _source(tensor.op.inputs[0]) if tensor.op.type in ("Identity", "Cast") else tensor.op
+    operation = tensor.op
+    while operation.type in ("Identity", "Cast"):
+        operation = operation.inputs[0].op
+    return operation
+
+
+def _read_values(variables: Sequence[LocalVariable], index: int) -> list[tf.Tensor]:
+    """Read the copies of variables on a local replica."""
+    return [variable.values[index].read_value() for variable in variables]
 
 
 def _assign(variables: Sequence[LocalVariable], index: int, values: Sequence[tf.Tensor]) -> tf.Operation:
@@ -263,7 +350,7 @@ def _assign(variables: Sequence[LocalVariable], index: int, values: Sequence[tf.
     return tf.no_op()
 
 
-def _covariance(scope: str, states: States) -> dict[str, np.ndarray]:
+def _merge_covariance(scope: str, states: States) -> dict[str, np.ndarray]:
     """Return the state of contrib's `streaming_covariance` over all examples.
 
     Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances, 1979; here
@@ -275,18 +362,26 @@ def _covariance(scope: str, states: States) -> dict[str, np.ndarray]:
     """
     counts, predictions, labels, comoments = (states[scope + part].astype(np.float64) for part in _OF_COVARIANCE)
     total = counts.sum()
-    prediction, label = ((counts * one).sum() / (total or 1.0) for one in (predictions, labels))
+    divisor = total or 1.0  # without examples the means are 0
+    prediction = (counts * predictions).sum() / divisor
+    label = (counts * labels).sum() / divisor
     comoment = (comoments + counts * (predictions - prediction) * (labels - label)).sum()
-    return dict(zip((scope + part for part in _OF_COVARIANCE), (total, prediction, label, comoment), strict=True))
+    names = [scope + part for part in _OF_COVARIANCE]
+    return dict(zip(names, (total, prediction, label, comoment), strict=True))
 
 
 def _merges_itself(metric: Any) -> bool:
     """Report whether the class of a Keras metric, not a base class of Keras, defines `merge_state`."""
-    own = (kind for kind in type(metric).__mro__ if kind.__module__.partition(".")[0] not in ("keras", "tf_keras"))
-    return is_keras_metric(metric) and any("merge_state" in vars(kind) for kind in own)
+    if not is_keras_metric(metric):
+        return False
+    for kind in type(metric).__mro__:
+        package, _, _ = kind.__module__.partition(".")
+        if package not in ("keras", "tf_keras") and "merge_state" in vars(kind):
+            return True
+    return False
 
 
-def _like(variable: Any, value: np.ndarray) -> Any:
+def _variable_like(variable: Any, value: np.ndarray) -> Any:
     kind = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
     return kind(value, dtype=variable.dtype, trainable=False)
 
@@ -301,9 +396,9 @@ def _with_variables(part: Any, new: Mapping[int, Any]) -> Any:
     if id(part) in new:
         return new[id(part)]
     if isinstance(part, list | tuple):
-        return [_with_variables(one, new) for one in part]
+        return [_with_variables(member, new) for member in part]
     if isinstance(part, dict):
-        return {name: _with_variables(one, new) for name, one in part.items()}
+        return {name: _with_variables(member, new) for name, member in part.items()}
     if not is_keras_metric(part):
         return part
     copy = object.__new__(type(part))  # copy.copy would save the metric to a file, and load it

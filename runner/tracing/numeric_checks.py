@@ -27,6 +27,7 @@ from runner.types import WeightedLabels
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 _MARK = "runner/numeric_checks"
+_FINITE = "0"
 _KINDS = {"1": "an infinite value", "2": "NaN"}
 
 _numbers = itertools.count()
@@ -60,8 +61,10 @@ class NumericChecks:
 
     def __init__(self, graph: Any, inputs: Sequence[tf.Tensor], replica_spec: tuple[Any, Any]) -> None:
         self._graph = graph
-        names = [*_names_of(replica_spec[0], "features"), *_names_of(replica_spec[1], "labels")]
-        self._inputs = dict(zip((tensor.op for tensor in inputs), itertools.cycle(names), strict=False))
+        features, labels = replica_spec
+        names = [*_names_of(features, "features"), *_names_of(labels, "labels")]
+        operations = [tensor.op for tensor in inputs]
+        self._inputs = dict(zip(operations, itertools.cycle(names), strict=False))
         self._made: list[_Checked] = []
 
     def added(self, running: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> list[tf.Operation]:
@@ -71,34 +74,47 @@ class NumericChecks:
           running: all operations of the part.
           fetches: tensors that the part returns.
         """
-        used = [tensor for operation in running for tensor in operation.inputs] + list(fetches)
-        tensors = {tensor.ref(): tensor for tensor in used if tensor.dtype in _FLOATS}
-        written = [tensor for operation in running if changes_state(operation) for tensor in operation.inputs]
+        used: list[tf.Tensor] = []
+        written: list[tf.Tensor] = []
+        for operation in running:
+            used += operation.inputs
+            if changes_state(operation):
+                written += operation.inputs
+        tensors = {tensor.ref(): tensor for tensor in (*used, *fetches) if tensor.dtype in _FLOATS}
         roots = [tensor for tensor in (*fetches, *written) if tensor.ref() in tensors]
         if not roots:
             return []
         # In program order, because `_error_of` names the first operation that had finite inputs.
         order = {operation: place for place, operation in enumerate(running)}
-        checked = _Checked(sorted(tensors.values(), key=lambda tensor: order.get(tensor.op, 0)), roots, self._inputs)
+        in_order = sorted(tensors.values(), key=lambda tensor: order.get(tensor.op, 0))
+        checked = _Checked(in_order, roots, self._inputs)
         self._made.append(checked)  # `_known` holds it only as long as this does
         _known[checked.number] = checked
         with self._graph.as_default(), tf.name_scope(_MARK):
             states = {tensor.ref(): _state(tensor) for tensor in checked.tensors}
             is_fine = tf.reduce_all([tf.equal(states[tensor.ref()], 0) for tensor in roots])
-            text = tf.strings.reduce_join(tf.strings.as_string(tf.stack(list(states.values()))))
-            return [tf.raw_ops.Assert(condition=is_fine, data=[f"{_MARK} {checked.number} ", text], summarize=1)]
+            digits = tf.strings.as_string(tf.stack(list(states.values())))
+            data = [f"{_MARK} {checked.number} ", tf.strings.reduce_join(digits)]
+            return [tf.raw_ops.Assert(condition=is_fine, data=data, summarize=1)]
 
 
 def _names_of(spec: Any, name: str) -> list[str]:
     """Return what a user calls each tensor of a structure, such as `features['income']`, in the order of tf.nest."""
+    names: list[str] = []
     if isinstance(spec, Mapping):
-        return [one for key in sorted(spec) for one in _names_of(spec[key], f"{name}[{key!r}]")]
-    if isinstance(spec, WeightedLabels):
-        return _names_of(spec.labels, name) + _names_of(spec.sample_weight, "sample_weight")
-    if isinstance(spec, tuple | list):
-        return [one for place, part in enumerate(spec) for one in _names_of(part, f"{name}[{place}]")]
-    # A sparse tensor consists of three.
-    return [name for part in tf.nest.flatten(spec, expand_composites=True) if part is not None]
+        for key in sorted(spec):
+            names += _names_of(spec[key], f"{name}[{key!r}]")
+    elif isinstance(spec, WeightedLabels):
+        names += _names_of(spec.labels, name)
+        names += _names_of(spec.sample_weight, "sample_weight")
+    elif isinstance(spec, tuple | list):
+        for place, part in enumerate(spec):
+            names += _names_of(part, f"{name}[{place}]")
+    else:
+        # A sparse tensor consists of three.
+        tensors = [part for part in tf.nest.flatten(spec, expand_composites=True) if part is not None]
+        names += [name] * len(tensors)
+    return names
 
 
 _known: weakref.WeakValueDictionary[int, _Checked] = weakref.WeakValueDictionary()
@@ -107,7 +123,8 @@ _known: weakref.WeakValueDictionary[int, _Checked] = weakref.WeakValueDictionary
 def _state(tensor: tf.Tensor) -> tf.Tensor:
     """Return an int scalar: 0 all finite, 1 some infinite, 2 some NaN."""
     with tf.device(tensor.device):
-        has_nan, is_finite = tf.reduce_any(tf.math.is_nan(tensor)), tf.reduce_all(tf.math.is_finite(tensor))
+        has_nan = tf.reduce_any(tf.math.is_nan(tensor))
+        is_finite = tf.reduce_all(tf.math.is_finite(tensor))
         return tf.where(has_nan, 2, tf.where(is_finite, 0, 1))
 
 
@@ -122,38 +139,61 @@ def explained() -> Iterator[None]:
         yield
     except tf.errors.InvalidArgumentError as error:
         match = re.search(rf"\[{_MARK} (\d+) \] \[([012]+)\]", str(error))
-        checked = _known.get(int(match.group(1))) if match else None
-        if match is None or checked is None:
+        if match is None:
             raise
-        raise _error_of(checked, match.group(2)) from None
+        number, states = match.groups()
+        checked = _known.get(int(number))
+        if checked is None:
+            raise
+        raise _error_of(checked, states) from None
 
 
 def _error_of(checked: _Checked, states: str) -> NotFiniteError:
     """Return the error that names the operation whose inputs were finite and whose output was not."""
-    state = {tensor.ref(): kind for tensor, kind in zip(checked.tensors, states, strict=True)}
-    places = {tensor.ref(): place for place, tensor in enumerate(checked.tensors)}
-    behind, stack = {}, [tensor for tensor in checked.roots if state[tensor.ref()] != "0"]
-    while stack:
-        tensor = stack.pop()
-        if tensor.ref() not in behind:
-            bad = [one for one in tensor.op.inputs if state.get(one.ref(), "0") != "0"]
-            behind[tensor.ref()] = bad
-            stack += bad
-    first = min((ref for ref, bad in behind.items() if not bad), key=lambda ref: places[ref]).deref()
-    what, operation = _KINDS[state[first.ref()]], first.op
+    kinds = {tensor.ref(): kind for tensor, kind in zip(checked.tensors, states, strict=True)}
+    first = _first_not_finite(checked, kinds)
+    operation = first.op
+    what = _KINDS[kinds[first.ref()]]
     if operation.type == "Placeholder":
         name = checked.inputs.get(operation, operation.name)
         return NotFiniteError(f"the input contains {what}: {name}, {first.dtype.name} {first.shape}.")
-    inputs = ", ".join(f"{one.name} {one.shape}" for one in operation.inputs) or "none"
-    source = _made_by_user(operation)
+    inputs = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in operation.inputs) or "none"
     error = NotFiniteError(
         f"operation {operation.name!r} ({operation.type}) made {what} from finite inputs ({inputs})."
     )
-    if source is not None:
-        place = "made" if source is operation else f"a part of the gradient of {source.name!r} ({source.type}), made"
-        for note in (place, *(f"in {frame}" for frame in _frames_of(source))):
-            error.add_note(note)
+    source = _made_by_user(operation)
+    if source is None:
+        return error
+    if source is operation:
+        error.add_note("made")
+    else:
+        error.add_note(f"a part of the gradient of {source.name!r} ({source.type}), made")
+    for frame in _frames_of(source):
+        error.add_note(f"in {frame}")
     return error
+
+
+def _first_not_finite(checked: _Checked, kinds: Mapping[Any, str]) -> tf.Tensor:
+    """Return the first tensor, in program order, that leads to a bad root and was made from finite inputs.
+
+    Args:
+      checked: the tensors.
+      kinds: reference of each tensor -> its state, as `_state` returns it.
+    """
+    origins: list[tf.Tensor] = []
+    seen = set[Any]()
+    stack = [tensor for tensor in checked.roots if kinds[tensor.ref()] != _FINITE]
+    while stack:
+        tensor = stack.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        bad_inputs = [source for source in tensor.op.inputs if kinds.get(source.ref(), _FINITE) != _FINITE]
+        stack += bad_inputs
+        if not bad_inputs:
+            origins.append(tensor)
+    places = {tensor.ref(): place for place, tensor in enumerate(checked.tensors)}
+    return min(origins, key=lambda tensor: places[tensor.ref()])
 
 
 def _made_by_user(operation: tf.Operation) -> tf.Operation | None:
@@ -162,15 +202,21 @@ def _made_by_user(operation: tf.Operation) -> tf.Operation | None:
     Gradients are made by the runner or by `minimize`, so their own lines do not help; the differentiated operation's
     line does.
     """
-    seen, queue = {operation}, [operation]
-    for one in queue:
-        if _frames_of(one) and not _is_gradient(one):
-            return one
-        before = dict.fromkeys(tensor.op for tensor in one.inputs if tensor.op not in seen)
+    seen = {operation}
+    queue = [operation]
+    for candidate in queue:
+        if not _is_indirect(candidate):
+            return candidate
+        before = dict.fromkeys(tensor.op for tensor in candidate.inputs if tensor.op not in seen)
         # One input comes from the differentiated operation, the other from the gradient of the operation after it.
-        queue += sorted(before, key=lambda other: _is_gradient(other) or not _frames_of(other))
+        queue += sorted(before, key=_is_indirect)
         seen.update(before)
     return operation if _frames_of(operation) else None
+
+
+def _is_indirect(operation: tf.Operation) -> bool:
+    """Report whether no line of the user's code made the operation, or one did by asking for a gradient."""
+    return _is_gradient(operation) or not _frames_of(operation)
 
 
 def _is_gradient(operation: tf.Operation) -> bool:

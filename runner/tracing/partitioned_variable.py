@@ -36,8 +36,10 @@ class PartitionedVariable:
     """
 
     def __init__(self, parts: Mapping[str, tf.Variable], axis: int = 0) -> None:
-        self.names, self.parts = tuple(parts), tuple(parts.values())
-        self.dtype, self.axis = self.parts[0].dtype, axis
+        self.names = tuple(parts)
+        self.parts = tuple(parts.values())
+        self.dtype = self.parts[0].dtype
+        self.axis = axis
         self.sizes = [int(part.shape[axis]) for part in self.parts]
         shape = self.parts[0].shape.as_list()
         self.shape = tf.TensorShape([*shape[:axis], sum(self.sizes), *shape[axis + 1 :]])
@@ -53,9 +55,10 @@ class UnreadableVariableError(RuntimeError):
     is_clear = True
 
     def __init__(self, path: str, keys: Sequence[str], error: tf.errors.OpError) -> None:
+        named = ", ".join(map(repr, keys))
         why = error.message.partition(" [Op:")[0].rpartition("}} ")[2]
         super().__init__(
-            f"{', '.join(map(repr, keys))} in checkpoint {path} cannot be read: {type(error).__name__}: {why}. It was "
+            f"{named} in checkpoint {path} cannot be read: {type(error).__name__}: {why}. It was "
             "damaged or removed. Run the command again to use the newest undamaged checkpoint, or name another one. "
             "No training step was taken with the variables that had been read."
         )
@@ -73,15 +76,15 @@ def assign(variable: Any, value: Any) -> None:
       value: a tensor or array of its shape; for a PartitionedVariable also a tuple with the value of each part.
     """
     if not isinstance(variable, PartitionedVariable):
-        with _where(variable):
+        with _on_device_of(variable):
             if size_of(variable) >= LARGE:
                 share_on_read(variable)  # otherwise the variable would copy the value instead of using its buffer
             variable.assign(value)
         return
     if not isinstance(value, tuple):
         value = tf.split(value, variable.sizes, variable.axis)
-    for part, own in zip(variable.parts, value, strict=True):
-        assign(part, own)
+    for part, value_of_part in zip(variable.parts, value, strict=True):
+        assign(part, value_of_part)
 
 
 def update(variable: Any, places: np.ndarray, values: tf.Tensor) -> None:
@@ -97,18 +100,19 @@ def update(variable: Any, places: np.ndarray, values: tf.Tensor) -> None:
             with tf.device(copy.device):
                 tf.raw_ops.ResourceScatterNdUpdate(ref=copy.handle, indices=places, updates=values)
         return
-    first, axis = 0, variable.axis - places.shape[1] + 1
+    axis = variable.axis - places.shape[1] + 1  # that of `values` along which the variable is partitioned
     if axis > 0:  # each part has its share of every slice
-        for part, own in zip(variable.parts, tf.split(values, variable.sizes, axis), strict=True):
-            update(part, places, own)
+        for part, values_of_part in zip(variable.parts, tf.split(values, variable.sizes, axis), strict=True):
+            update(part, places, values_of_part)
         return
+    start = 0
     for part, size in zip(variable.parts, variable.sizes, strict=True):
-        along = places[:, variable.axis] - first
+        along = places[:, variable.axis] - start
         (mine,) = np.nonzero((along >= 0) & (along < size))
-        own = places[mine].copy()
-        own[:, variable.axis] = along[mine]
-        update(part, own, tf.gather(values, mine))
-        first += size
+        places_in_part = places[mine].copy()
+        places_in_part[:, variable.axis] = along[mine]
+        update(part, places_in_part, tf.gather(values, mine))
+        start += size
 
 
 def value_of(variable: Any) -> Any:
@@ -120,9 +124,9 @@ def value_of(variable: Any) -> Any:
         values = tuple(value_of(part) for part in variable.parts)
         if variable.axis == 0:
             return values
-        with _where(variable.parts[0]):
+        with _on_device_of(variable.parts[0]):
             return tf.concat(values, variable.axis)
-    with _where(variable):
+    with _on_device_of(variable):
         if size_of(variable) >= LARGE:
             share_on_read(variable)
         return variable.read_value()
@@ -130,12 +134,15 @@ def value_of(variable: Any) -> Any:
 
 def size_of(variable: Any) -> int:
     """Return the size of a variable, or of a spec, in bytes; 0 if TensorFlow does not know it."""
-    return int((variable.shape.num_elements() or 0) * variable.dtype.size)
+    num_elements = variable.shape.num_elements() or 0
+    return int(num_elements * variable.dtype.size)
 
 
-def _where(variable: Any) -> contextlib.AbstractContextManager[Any]:
+def _on_device_of(variable: Any) -> contextlib.AbstractContextManager[Any]:
     """Return the device scope for operations on a variable, so that its value is not sent elsewhere."""
-    return tf.device(variable.device) if tensor_bundle.is_far(variable) else contextlib.nullcontext()
+    if not tensor_bundle.is_far(variable):
+        return contextlib.nullcontext()
+    return tf.device(variable.device)
 
 
 def part_name(name: str, number: int) -> str:
@@ -154,27 +161,34 @@ def folded(
       variables: name -> variable.
       parts: names of the parts.
     """
-    found: dict[str, Any] = {}
     rows = {name: variables[name].shape[:1] for name in parts}
     patterns = {name: _pattern(name) for name in parts}
+
+    def part_of(name: str, variable: tf.Variable) -> str | None:
+        """Return the part that the variable is, or whose state it is; None: no part."""
+        if name in parts:
+            return name
+        for part, pattern in patterns.items():
+            if pattern.search(name) and variable.shape[:1] == rows[part]:
+                return part
+        return None
+
+    joined: dict[str, Any] = {}
+    names_of_parts: dict[str, dict[int, str]] = {}  # name of a whole -> number of a part -> its name
     axes: dict[str, int] = {}
     for name, variable in variables.items():
-        matches = (
-            part for part, pattern in patterns.items() if pattern.search(name) and variable.shape[:1] == rows[part]
-        )
-        part = name if name in parts else next(matches, None)
+        part = part_of(name, variable)
         if part is None:
-            found[name] = variable
-        else:
-            whole = _of_whole(name, patterns[part], parts[part].whole)
-            axes[whole] = parts[part].axis
-            found.setdefault(whole, {})[parts[part].number] = name
-    return {
-        name: PartitionedVariable({one[number]: variables[one[number]] for number in sorted(one)}, axes[name])
-        if name in axes
-        else one
-        for name, one in found.items()
-    }
+            joined[name] = variable
+            continue
+        whole = _of_whole(name, patterns[part], parts[part].whole)
+        joined[whole] = None  # its place in the order
+        axes[whole] = parts[part].axis
+        names_of_parts.setdefault(whole, {})[parts[part].number] = name
+    for whole, names in names_of_parts.items():
+        in_order = {names[number]: variables[names[number]] for number in sorted(names)}
+        joined[whole] = PartitionedVariable(in_order, axes[whole])
+    return joined
 
 
 def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dict[str, VariableSpec]:
@@ -184,12 +198,13 @@ def specs_of(saved: Mapping[str, Any], specs: Mapping[str, VariableSpec]) -> dic
       saved: name -> variable or PartitionedVariable.
       specs: name -> spec, parts included.
     """
-    return {
-        name: dataclasses.replace(specs[one.names[0]], name=name, shape=one.shape)
-        if isinstance(one, PartitionedVariable)
-        else specs[name]
-        for name, one in saved.items()
-    }
+    found: dict[str, VariableSpec] = {}
+    for name, variable in saved.items():
+        if isinstance(variable, PartitionedVariable):
+            found[name] = dataclasses.replace(specs[variable.names[0]], name=name, shape=variable.shape)
+        else:
+            found[name] = specs[name]
+    return found
 
 
 def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tuple[str, tf.DType]]) -> None:
@@ -205,49 +220,65 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
     Raises:
       UnreadableVariableError: a value cannot be read; some variables already have their new values, others do not.
     """
-    by_place: dict[str, list[tuple[Any, Entry]]] = {}
+    wanted: dict[str, list[tuple[Any, Entry]]] = {}  # device that reads -> (variable, what it gets)
     for name, variable in variables.items():
         key, dtype = entry(name)
-        parts, rows = [variable], [""]
+        parts: list[Any] = [variable]
+        rows = [""]
         # Reading rows of a tensor that is stored whole reads all of it, so do it once per server, not once per
         # part of each variable.
         if isinstance(variable, PartitionedVariable) and tensor_bundle.is_far(variable.parts[0]):
             parts = list(variable.parts)
             rows = tensor_bundle.slice_specs([part.shape for part in parts], variable.axis)
-        for part, spec in zip(parts, rows, strict=True):
-            place = part.device if tensor_bundle.is_far(part) else "CPU:0"
-            by_place.setdefault(place, []).append((part, (key, spec, dtype)))
-    for place, wanted in by_place.items():
-        for together in tensor_bundle.in_parts(wanted, lambda one: size_of(one[0])):
-            read = functools.partial(_read, path, place, [one for _, one in together])
-            variable, (_, _, dtype) = together[0]
-            is_whole = not isinstance(variable, PartitionedVariable) and dtype == variable.dtype
-            if is_whole and size_of(variable) > tensor_bundle.PART_BYTES:  # alone; free it before the next one is read
-                refill(variable, read)
-                continue
-            values = read()
-            for variable, (_, _, dtype) in together:
-                value = values.pop(0)
-                # `assign` converts an array to the variable's dtype, but not a tensor.
-                assign(variable, value if dtype == variable.dtype else value.numpy())
+        for part, rows_of_part in zip(parts, rows, strict=True):
+            device = part.device if tensor_bundle.is_far(part) else "CPU:0"
+            wanted.setdefault(device, []).append((part, (key, rows_of_part, dtype)))
+    for device, pairs in wanted.items():
+        for together in tensor_bundle.in_parts(pairs, lambda pair: size_of(pair[0])):
+            _restore_together(path, device, together)
 
 
-def _read(path: str, place: str, entries: Sequence[Entry]) -> list[tf.Tensor]:
+def _restore_together(path: str, device: str, pairs: Sequence[tuple[Any, Entry]]) -> None:
+    """Load variables by one read. Raises: UnreadableVariableError.
+
+    Args:
+      path: path of the checkpoint.
+      device: the device that reads.
+      pairs: (variable, its entry).
+    """
+    read = functools.partial(_read, path, device, [entry for _, entry in pairs])
+    variable, (_, _, dtype) = pairs[0]
+    is_whole = not isinstance(variable, PartitionedVariable) and dtype == variable.dtype
+    if is_whole and size_of(variable) > tensor_bundle.PART_BYTES:  # alone; free it before the next one is read
+        refill(variable, read)
+        return
+    values = read()
+    for variable, (_, _, dtype) in pairs:
+        value: Any = values.pop(0)
+        if dtype != variable.dtype:
+            value = value.numpy()  # `assign` converts an array to the variable's dtype, but not a tensor
+        assign(variable, value)
+
+
+def _read(path: str, device: str, entries: Sequence[Entry]) -> list[tf.Tensor]:
     """Read entries like `read_entries`. Raises: UnreadableVariableError."""
     try:
-        return tensor_bundle.read_entries(path, place, entries)
+        return tensor_bundle.read_entries(path, device, entries)
     except tf.errors.OpError as error:
         # The file is not at fault: the server that was to read it is gone, or there is no memory.
         if type(error).__name__ in OF_A_LOST_PEER or isinstance(error, tf.errors.ResourceExhaustedError):
             raise
-        # TensorFlow names the file and not the tensor.
-        alone = [one for one in entries if len(entries) > 1 and not _is_readable(path, place, one)]
-        raise UnreadableVariableError(path, [key for key, _, _ in alone or entries], error) from error
+        unreadable = entries
+        if len(entries) > 1:
+            # TensorFlow names the file and not the tensor. If each can be read now, name all.
+            alone = [entry for entry in entries if not _is_readable(path, device, entry)]
+            unreadable = alone or entries
+        raise UnreadableVariableError(path, [key for key, _, _ in unreadable], error) from error
 
 
-def _is_readable(path: str, place: str, entry: Entry) -> bool:
+def _is_readable(path: str, device: str, entry: Entry) -> bool:
     try:
-        tensor_bundle.read_entries(path, place, [entry])
+        tensor_bundle.read_entries(path, device, [entry])
     except tf.errors.OpError:
         return False
     return True
@@ -255,24 +286,33 @@ def _is_readable(path: str, place: str, entry: Entry) -> bool:
 
 def _pattern(part: str) -> re.Pattern[str]:
     """Return the expression that finds `part` in a name, also in Keras' form, with underscores and ":0" at the end."""
-    return re.compile(rf"(?<![^/_])(?:{re.escape(part)}|{re.escape(re.sub('/', '_', part))}_0)(?!\d)")
+    own_form = re.escape(part)
+    form_of_keras = re.escape(part.replace("/", "_")) + "_0"
+    return re.compile(rf"(?<![^/_])(?:{own_form}|{form_of_keras})(?!\d)")
 
 
 def _of_whole(name: str, pattern: re.Pattern[str], whole: str) -> str:
-    return pattern.sub(lambda match: whole if "/part_" in match[0] else re.sub("/", "_", whole), name)
+    """Return `name` with that of the whole variable in place of the part's, each in the same form."""
+
+    def replace(match: re.Match[str]) -> str:
+        is_in_keras = "/part_" not in match[0]
+        return whole.replace("/", "_") if is_in_keras else whole
+
+    return pattern.sub(replace, name)
 
 
 def part_specs(spec: VariableSpec, rows: Sequence[Rows]) -> list[VariableSpec]:
     """Return the specs of the parts of a partitioned variable; `rows` are those of each part."""
-    return [
-        dataclasses.replace(
+    specs = []
+    for number, (first, end) in enumerate(rows):
+        part = dataclasses.replace(
             spec,
             name=part_name(spec.name, number),
             shape=tf.TensorShape([end - first]).concatenate(spec.shape[1:]),
             initial=rows_of(spec.initial, spec.shape, first, end),
         )
-        for number, (first, end) in enumerate(rows)
-    ]
+        specs.append(part)
+    return specs
 
 
 def rows_of(initial: Any, shape: tf.TensorShape, first: int, end: int) -> Callable[[], Any]:
@@ -286,7 +326,8 @@ def rows_of(initial: Any, shape: tf.TensorShape, first: int, end: int) -> Callab
         if initial.args and _is_shape(initial.args[0], shape):
             return functools.partial(initial.func, part.as_list(), *initial.args[1:], **initial.keywords)
         if _is_shape(initial.keywords.get("shape"), shape):
-            return functools.partial(initial.func, *initial.args, **{**initial.keywords, "shape": part.as_list()})
+            keywords = {**initial.keywords, "shape": part.as_list()}
+            return functools.partial(initial.func, *initial.args, **keywords)
     if callable(initial):
         return lambda: tf.convert_to_tensor(initial())[first:end]
     return lambda: initial[first:end]
@@ -321,9 +362,10 @@ class ParameterServers:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
         self._partitioner: Callable[..., Any] | None = parameter_server.partitioner_of(strategy)
-        self._bytes = {
-            f"/job:ps/task:{n}/device:CPU:0": 0 for n in range(len(parameter_server.tasks_of(strategy)["ps"]))
-        }
+        num_servers = len(parameter_server.tasks_of(strategy)["ps"])
+        # Device of a server -> bytes of the variables placed there so far.
+        self._bytes = {f"/job:ps/task:{number}/device:CPU:0": 0 for number in range(num_servers)}
+        # Name of a weight -> (its shape, the device of its server).
         self._homes: dict[str, tuple[tf.TensorShape, str]] = {}
         parameter_server.traced_before_scheduled(strategy)
 
@@ -335,19 +377,25 @@ class ParameterServers:
         """
         if _V1_PART.search(spec.name):
             return ()
-        if self._partitioner is None or not spec.trainable or not spec.shape.rank or not spec.shape.is_fully_defined():
+        has_rows = bool(spec.shape.rank) and spec.shape.is_fully_defined()
+        if self._partitioner is None or not spec.trainable or not has_rows:
             return ()
-        rows = int(spec.shape[0])
-        number = min(int(self._partitioner(shape=spec.shape, dtype=spec.dtype)[0]), rows)
-        if number <= 1:
+        num_rows = int(spec.shape[0])
+        num_parts_along = self._partitioner(shape=spec.shape, dtype=spec.dtype)
+        num_parts = min(int(num_parts_along[0]), num_rows)
+        if num_parts <= 1:
             return ()
-        each, extra = divmod(rows, number)
-        ends = [each * (part + 1) + min(part + 1, extra) for part in range(number)]
-        return list(zip([0, *ends[:-1]], ends, strict=True))
+        # The first parts have one row more, where the rows do not divide evenly.
+        each, extra = divmod(num_rows, num_parts)
+        ends = [each * number + min(number, extra) for number in range(1, num_parts + 1)]
+        starts = [0, *ends[:-1]]
+        return list(zip(starts, ends, strict=True))
 
     def variable(self, spec: VariableSpec) -> tf.Variable:
         """Make the variable on its server, uninitialized."""
-        device = self._beside(spec) or min(self._bytes, key=self._bytes.__getitem__)
+        device = self._beside(spec)
+        if device is None:
+            device = min(self._bytes, key=self._bytes.__getitem__)
         size = spec.shape.num_elements() or 1
         self._bytes[device] += size * (spec.dtype.size or 1)
         if spec.trainable:
@@ -365,9 +413,18 @@ class ParameterServers:
 
         Optimizer state is recognized by its name and shape.
         """
-        flat = _flat(spec.name)
-        found = [name for name, (shape, _) in self._homes.items() if shape == spec.shape and _flat(name) in flat]
-        return self._homes[max(found, key=len)][1] if found and not spec.trainable else None
+        if spec.trainable:
+            return None
+        name_of_state = _flat(spec.name)
+        weights = []
+        for name, (shape, _) in self._homes.items():
+            if shape == spec.shape and _flat(name) in name_of_state:
+                weights.append(name)
+        if not weights:
+            return None
+        # The longest name: 'out/kernel' is found in a state of 'layout/kernel', too.
+        _, device = self._homes[max(weights, key=len)]
+        return device
 
 
 _V1_PART = re.compile(r"/part_\d+$")

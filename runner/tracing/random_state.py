@@ -17,7 +17,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -42,7 +42,9 @@ class Stream:
     """
 
     def __init__(self, graph: Any, identity: str, time: Callable[[], tf.Tensor]) -> None:
-        self.graph, self._identity, self._time = graph, _number(identity), time
+        self.graph = graph
+        self._identity = _number_of(identity)
+        self._time = time
         self._places = itertools.count()
 
     def seed(self, operation: int | None) -> Any:
@@ -53,40 +55,59 @@ class Stream:
             (scripts use this to shuffle two tensors in the same order). None: the operation's position distinguishes
             it.
         """
-        pair = self._in(None if tf.executing_eagerly() else v1.get_default_graph())
-        if pair is None:
+        graph = None if tf.executing_eagerly() else v1.get_default_graph()
+        stream_in_graph = self._find_in(graph)
+        if stream_in_graph is None:
             return None
-        stream, places = pair
+        stream, places = stream_in_graph
         name = f"place {next(places)}" if operation is None else f"seed {operation}"
-        return stream + tf.constant([_number(name), 0], tf.int64)
+        return stream + tf.constant([_number_of(name), 0], tf.int64)
 
-    def _in(self, graph: Any) -> tuple[tf.Tensor, Iterator[int]] | None:
-        """Return the stream as a tensor of `graph` (or of a graph around it), and the counter of positions there."""
+    def _find_in(self, graph: Any) -> _InGraph | None:
+        """Return the stream for operations of `graph`; None: it cannot be computed there."""
         if graph is self.graph:
             if self not in _found:
-                with contextlib.nullcontext() if graph is None else _outside_of_branches(graph):
-                    _found[self] = tf.stack([tf.constant(self._identity, tf.int64), self._time()]), self._places
+                _found[self] = _InGraph(self._begin(), self._places)
             return _found[self]
         if self.graph is None:
             return None  # a function that this step traces also runs in later steps
         if graph not in _found:
-            stream = self._within(graph)
+            stream = self._begin_inside(graph)
             if stream is None:
                 return None
             _found[graph] = stream
         return _found[graph]
 
-    def _within(self, graph: Any) -> tuple[tf.Tensor, Iterator[int]] | None:
+    def _begin(self) -> tf.Tensor:
+        place = contextlib.nullcontext() if self.graph is None else _outside_of_branches(self.graph)
+        with place:
+            return tf.stack([tf.constant(self._identity, tf.int64), self._time()])
+
+    def _begin_inside(self, graph: Any) -> _InGraph | None:
+        """Return the stream in a branch, loop or function of the traced graph; None: it cannot be computed there."""
         if not getattr(graph, "is_control_flow_graph", False):
-            late = random_ops.call_time_value(graph, _stream_of_call, tf.TensorSpec([2], tf.int64))
-            return None if late is None else (late, itertools.count())
-        around = self._in(graph.outer_graph)
+            stream = random_ops.call_time_value(graph, _stream_of_call, tf.TensorSpec([2], tf.int64))
+            return None if stream is None else _InGraph(stream, itertools.count())
+        around = self._find_in(graph.outer_graph)
         iteration = random_ops.loop_counter(graph)
         if around is None or iteration is None:
             return around
         with _outside_of_branches(graph):
-            identity, time = tf.unstack(around[0])
-            return tf.stack([identity, moment(time, tf.cast(iteration, tf.int64) + 1)]), around[1]
+            identity, time = tf.unstack(around.stream)
+            number = tf.cast(iteration, tf.int64) + 1
+            return _InGraph(tf.stack([identity, moment(time, number)]), around.places)
+
+
+class _InGraph(NamedTuple):
+    """A stream as operations of one graph use it.
+
+    Attributes:
+      stream: its identity and time, int64 `[2]`, a tensor of the graph or of one around it.
+      places: counts the operations there that have no seed of their own.
+    """
+
+    stream: tf.Tensor
+    places: Iterator[int]
 
 
 def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -100,7 +121,7 @@ def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 
 # Keyed by Stream for the graph of its trace, by graph for graphs inside it: functions of a module outlive a trace.
-_found: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, Iterator[int]]] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[Any, _InGraph] = weakref.WeakKeyDictionary()
 
 
 class _OfThread(threading.local):
@@ -118,7 +139,9 @@ def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
         if stream is None or _is_outside(stream) or _is_vectorized():
             return NotImplemented
         seed = stream.seed(operation)
-        return NotImplemented if seed is None else _SAMPLERS[name](seed, arguments)
+        if seed is None:
+            return NotImplemented
+        return _SAMPLERS[name](seed, arguments)
 
     return random_ops.replaced_random_ops(_SAMPLERS, replace)
 
@@ -143,7 +166,9 @@ def next_seed() -> tf.Tensor | None:
     is.
     """
     stream = _of_thread.stream
-    return None if stream is None or _is_outside(stream) else stream.seed(None)
+    if stream is None or _is_outside(stream):
+        return None
+    return stream.seed(None)
 
 
 def _is_outside(stream: Stream) -> bool:
@@ -164,22 +189,32 @@ def _is_vectorized() -> bool:
     return bool(re.search(r"(^|/)loop_body(_\d+)?(/|$)", tf.get_current_name_scope()))
 
 
-def _number(text: str) -> int:
+def _number_of(text: str) -> int:
     # Not Python's `hash`, which differs in each process: a resumed run must draw the same numbers.
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 # --- the stateless counterparts ---------------------------------------------------------------------------------
 
 
+_Sampler = Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]
+"""Stateless counterpart of a random operation: from a seed and the operation's arguments by name to what it draws."""
+
+
 def _philox(seed: tf.Tensor) -> dict[str, Any]:
+    """Return the arguments that tell an operation to draw by the Philox algorithm, from `seed`."""
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     return {"key": key, "counter": counter, "alg": _PHILOX}
 
 
-def _by_philox(operation: Callable[..., tf.Tensor], *names: str) -> Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]:
+def _by_philox(operation: Callable[..., tf.Tensor], *names: str) -> _Sampler:
     """Return a stateless counterpart of a random operation, which gets the arguments `names` of that operation."""
-    return lambda seed, args: operation(**_philox(seed), **_only(args, *names))
+
+    def sample(seed: tf.Tensor, args: Mapping[str, Any]) -> tf.Tensor:
+        return operation(**_philox(seed), **_only(args, *names))
+
+    return sample
 
 
 def _shuffle(seed: tf.Tensor, args: Mapping[str, Any]) -> tf.Tensor:
@@ -207,11 +242,16 @@ def _only(args: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: args[name] for name in names}
 
 
-_SAMPLERS: Mapping[str, Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]] = {
-    "random_uniform": _by_philox(tf.raw_ops.StatelessRandomUniformV2, "shape", "dtype", "name"),
-    "random_uniform_int": _by_philox(tf.raw_ops.StatelessRandomUniformIntV2, "shape", "minval", "maxval", "name"),
-    "random_standard_normal": _by_philox(tf.raw_ops.StatelessRandomNormalV2, "shape", "dtype", "name"),
-    "truncated_normal": _by_philox(tf.raw_ops.StatelessTruncatedNormalV2, "shape", "dtype", "name"),
+_uniform = _by_philox(tf.raw_ops.StatelessRandomUniformV2, "shape", "dtype", "name")
+_uniform_int = _by_philox(tf.raw_ops.StatelessRandomUniformIntV2, "shape", "minval", "maxval", "name")
+_normal = _by_philox(tf.raw_ops.StatelessRandomNormalV2, "shape", "dtype", "name")
+_truncated_normal = _by_philox(tf.raw_ops.StatelessTruncatedNormalV2, "shape", "dtype", "name")
+
+_SAMPLERS: Mapping[str, _Sampler] = {
+    "random_uniform": _uniform,
+    "random_uniform_int": _uniform_int,
+    "random_standard_normal": _normal,
+    "truncated_normal": _truncated_normal,
     "random_shuffle": _shuffle,
     "multinomial": _multinomial,
     "random_gamma": _gamma,
@@ -226,7 +266,8 @@ def seeded(seed: int) -> Iterator[None]:
     Kernels of operations and functions are kept, unless one of them may have drawn random numbers: it would not start
     over.
     """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)  # NumPy takes no larger seed
     random_ops.set_seed(seed)

@@ -116,13 +116,14 @@ class ReplicaWrites:
             self._values.are_same(self._strategy.experimental_local_results(merged))
             return merged
         of_replicas = self._strategy.experimental_local_results(value)
-        kinds = {self._values.kind(one) for one in of_replicas}
+        kinds = {self._values.kind(tensor) for tensor in of_replicas}
         if kinds == {Kind.SAME}:
             return value
         is_known = len(kinds) == 1 and kinds.issubset(_MERGED)
         if not is_known:
-            raise WriteError(_refusal(variable.name.partition(":")[0], getattr(of_replicas[-1], "op", None)))
-        return self._recomputed(of_replicas)
+            name, _, _ = variable.name.partition(":")
+            raise WriteError(_refusal(name, getattr(of_replicas[-1], "op", None)))
+        return self._compute_again(of_replicas)
 
     def check(self, names: Mapping[str, str], *, has_one_copy: bool) -> None:
         """Check that all writes of the trace write the same on all replicas, also those that no variable was asked for:
@@ -141,36 +142,36 @@ class ReplicaWrites:
                 "replicas. Train on one replica, or keep the values in a variable."
             )
         for write in writes_in(self._graph.get_operations(), names.keys()):
+            variables = [names[tensor.name] for tensor in write.inputs if tensor.name in names]
             if has_one_copy and _OF_OTHER_REPLICA.search(write.name):
-                (name, *_) = (names[one.name] for one in write.inputs if one.name in names)
                 raise WriteError(
-                    f"model_fn writes to a slice of the variable {name!r}, or by tf.raw_ops{user_line_of(write)}. With "
-                    "central_storage all replicas have one copy, to which they would do so one after the other. Assign "
-                    "the whole variable, or train with strategy=mirrored."
+                    f"model_fn writes to a slice of the variable {variables[0]!r}, or by tf.raw_ops"
+                    f"{user_line_of(write)}. With central_storage all replicas have one copy, to which they would do "
+                    "so one after the other. Assign the whole variable, or train with strategy=mirrored."
                 )
             written = [tensor for tensor in write.inputs if tensor.dtype != tf.resource]
             if write.type in _BRANCHES:
                 written = written[:1]  # the condition; what is written was checked where it was written
             for tensor in written:
                 if self._values.kind(tensor) is not Kind.SAME:
-                    variables = [names[one.name] for one in write.inputs if one.name in names]
                     raise WriteError(_refusal(variables[0], write))
 
-    def _recomputed(self, of_replicas: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _compute_again(self, of_replicas: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the value for the global batch."""
-        parts = [self._values.reduced_parts(one) for one in of_replicas]
+        parts = [self._values.reduced_parts(tensor) for tensor in of_replicas]
         leaves_of_replicas = [leaves for leaves, _ in parts]
         totals: dict[Any, tf.Tensor] = {}
         for leaves in zip(*leaves_of_replicas, strict=True):
-            is_sum = self._values.kind(leaves[0]) is Kind.SUM
+            of_first = leaves[0]
+            is_sum = self._values.kind(of_first) is Kind.SUM
             op = tf.distribute.ReduceOp.SUM if is_sum else tf.distribute.ReduceOp.MEAN
-            totals[leaves[0].ref()] = self._reductions.over_replicas(op, leaves)
+            totals[of_first.ref()] = self._reductions.over_replicas(op, leaves)
         self._values.are_same(list(totals.values()))
         value = of_replicas[0]
         _, between = parts[0]
         if not between:
             return totals[value.ref()]
-        merged = _with_inputs(value, between, totals)
+        merged = _compute_from(totals, value, between)
         self._values.are_same(merged)
         return merged
 
@@ -182,16 +183,19 @@ def check_variables_of_others(graph: Any, others: Sequence[Any]) -> None:
       WriteError: it does.
     """
     for variable in others:
+        name, _, _ = variable.name.partition(":")
         for write in writes_in(graph.get_operations(), captured(graph, [variable])):
             raise WriteError(
-                f"model_fn writes to the variable {variable.name.partition(':')[0]!r}, which was made outside of it"
+                f"model_fn writes to the variable {name!r}, which was made outside of it"
                 f"{user_line_of(write)}: each replica would do so. Make the variable inside model_fn."
             )
 
 
-def _with_inputs(value: tf.Tensor, between: Sequence[tf.Operation], instead: dict[Any, tf.Tensor]) -> tf.Tensor:
+def _compute_from(instead: Mapping[Any, tf.Tensor], value: tf.Tensor, between: Sequence[tf.Operation]) -> tf.Tensor:
     """Return `value`, computed by a copy of the operations `between` from other tensors."""
-    outputs = {output.ref() for one in between for output in one.outputs}
+    outputs = set[Any]()
+    for operation in between:
+        outputs.update(output.ref() for output in operation.outputs)
     definition = v1.GraphDef()
     given: dict[str, tf.Tensor] = {}
     definition.versions.CopyFrom(value.graph.graph_def_versions)
@@ -206,8 +210,8 @@ def _with_inputs(value: tf.Tensor, between: Sequence[tf.Operation], instead: dic
                 name = f"{operation.name}_input_{number}:0"
                 given[name] = instead.get(tensor.ref(), tensor)
             node.input.append(name)
-    (result,) = tf.graph_util.import_graph_def(definition, given, [value.name], "over_replicas")
-    return result
+    (merged,) = tf.graph_util.import_graph_def(definition, given, [value.name], "over_replicas")
+    return merged
 
 
 def _refusal(name: str, operation: tf.Operation | None) -> str:

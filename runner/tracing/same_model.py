@@ -93,9 +93,10 @@ def check_same_model(uses: Sequence[VariableUse], collectives: Collectives) -> N
     Raises:
       WorkersDifferError: another worker found others.
     """
-    other = _other_worker(list(map(dataclasses.astuple, uses)), collectives)
+    found = [dataclasses.astuple(use) for use in uses]
+    other = _find_other_worker(found, collectives)
     if other is not None:
-        difference = _difference(other)
+        difference = _describe_difference(other)
         raise WorkersDifferError(
             f"model_fn builds another model on worker {other.number} than on worker 0, the chief: {difference}. The "
             f"workers would add up what belongs to different variables. {_CURES}"
@@ -112,17 +113,18 @@ def check_same_messages(messages: Sequence[tuple[str, str]], collectives: Collec
     Raises:
       WorkersDifferError: another worker sends others.
     """
-    other = _other_worker(messages, collectives)
+    other = _find_other_worker(messages, collectives)
     if other is None:
         return
     place = 0
-    for (_, mine), (_, of_other) in zip(other.of_chief, other.of_worker, strict=False):
-        if mine != of_other:
+    for (_, digest_of_chief), (_, digest_of_worker) in zip(other.of_chief, other.of_worker, strict=False):
+        if digest_of_chief != digest_of_worker:
             break
         place += 1
     lines = set[str]()
-    for messages_of_one in (other.of_chief, other.of_worker):
-        for line, _ in messages_of_one[place : place + 1]:
+    for sent in (other.of_chief, other.of_worker):
+        if place < len(sent):  # else it sends fewer
+            line, _ = sent[place]
             lines.add(line)
     raise WorkersDifferError(
         f"model_fn adds up values over the workers in another order on worker {other.number} than on worker 0, the "
@@ -138,7 +140,7 @@ class _Other(NamedTuple):
     of_worker: list[Any]
 
 
-def _other_worker(found: Sequence[Any], collectives: Collectives) -> _Other | None:
+def _find_other_worker(found: Sequence[Any], collectives: Collectives) -> _Other | None:
     """Return the first worker that has found something else than the chief; None: all have found the same.
 
     Args:
@@ -176,9 +178,9 @@ def uses_of(
     uses = []
     for place, variable in enumerate(variables):
         first_use = structure.first_uses.get(place)
-        of_first = "" if first_use is None else f"{first_use:x}"
-        use = VariableUse(variable.described, variable.is_trainable, of_first, sorted(updates.get(place, [])))
-        uses.append(use)
+        digest = "" if first_use is None else f"{first_use:x}"
+        updates_of_variable = sorted(updates.get(place, []))
+        uses.append(VariableUse(variable.described, variable.is_trainable, digest, updates_of_variable))
     return uses
 
 
@@ -194,10 +196,13 @@ def messages_of(graph: Any, inputs: Iterable[tf.Tensor], variables: Sequence[Gra
     sends = [operation for operation in graph.get_operations() if operation.type.startswith("Collective")]
     structure = _Structure(inputs, variables, with_integers=False)  # the number of a replica is one
     structure.add_all(graph, sends)
-    return [(_line_of_value(operation), f"{structure.of_operation(operation):x}") for operation in sends]
+    messages = []
+    for operation in sends:
+        messages.append((_find_line_of_value(operation), f"{structure.of_operation(operation):x}"))
+    return messages
 
 
-def _line_of_value(send: tf.Operation) -> str:
+def _find_line_of_value(send: tf.Operation) -> str:
     """Return the line of the user's code that computes what is sent. Who sends is the thread that called `train`."""
     of_caller = user_line_of(send)
     operation = send
@@ -235,11 +240,11 @@ class _Structure:
         self._operations: dict[str, int] = {}
         self._constants = set[str]()
         for number, tensor in enumerate(inputs):
-            self._digests[tensor.name] = _number(("input", number))
+            self._digests[tensor.name] = _digest_of(("input", number))
         for place, variable in enumerate(variables):
             for name in variable.handles:
                 self._places[name] = place
-                self._digests[name] = _number(("variable", place))
+                self._digests[name] = _digest_of(("variable", place))
 
     def places_of(self, operation: tf.Operation) -> set[int]:
         """Return the places of the variables whose handles the operation has."""
@@ -254,20 +259,20 @@ class _Structure:
         is_needed = _needed_by(wanted)
         for operation in graph.get_operations():
             if operation.name in is_needed:
-                self._add_one(operation)
+                self._add(operation)
 
     def of_operation(self, operation: tf.Operation) -> int:
         return self._operations[operation.name]
 
-    def _add_one(self, operation: tf.Operation) -> None:
+    def _add(self, operation: tf.Operation) -> None:
         inputs = [tensor.name for tensor in operation.inputs]
         if operation.type in _PASSING_ON or _undoes_a_broadcast(operation):
             self._pass_on(inputs, operation)
         elif operation.type in _SUMS:
             self._add_sum(inputs, operation)
         else:
-            self._add(inputs, operation)
-        self._note_variables(inputs, operation)
+            self._add_computation(inputs, operation)
+        self._mark_first_uses(inputs, operation)
 
     def _pass_on(self, inputs: Sequence[str], operation: tf.Operation) -> None:
         self._operations[operation.name] = self._digests.get(inputs[0], 0)
@@ -277,28 +282,33 @@ class _Structure:
                 self._sums[output.name] = self._sums[name]
 
     def _add_sum(self, inputs: Sequence[str], operation: tf.Operation) -> None:
-        # What is added to a sum is one of its summands, so that the order in which they are added does not matter.
-        total = sum(self._sums.get(name, self._digests.get(name, 0)) for name in inputs) % 2**64
+        total = 0
+        for name in inputs:
+            # What is added to a sum is one of its summands, so that the order in which they are added does not matter.
+            total += self._sums.get(name, self._digests.get(name, 0))
+        total %= 2**64
         (output,) = operation.outputs
+        digest = _digest_of(("sum", total))
         self._sums[output.name] = total
-        self._operations[operation.name] = _number(("sum", total))
-        self._digests[output.name] = self._operations[operation.name]
+        self._operations[operation.name] = digest
+        self._digests[output.name] = digest
 
-    def _add(self, inputs: Sequence[str], operation: tf.Operation) -> None:
-        own = [self._digests.get(name, 0) for name in inputs]
+    def _add_computation(self, inputs: Sequence[str], operation: tf.Operation) -> None:
+        of_inputs = [self._digests.get(name, 0) for name in inputs]
         if operation.type in _IN_ANY_ORDER:
-            own.sort()
+            of_inputs.sort()
         if _is_random(operation.type):
-            own.clear()  # seeds
-        digest = _number((operation.type, own, _attributes(operation, with_integers=self._with_integers)))
+            of_inputs.clear()  # seeds
+        attributes = _attributes(operation, with_integers=self._with_integers)
+        digest = _digest_of((operation.type, of_inputs, attributes))
         self._operations[operation.name] = digest
         for number, output in enumerate(operation.outputs):
             # An input has its digest already.
-            self._digests.setdefault(output.name, _number((digest, number)))
+            self._digests.setdefault(output.name, _digest_of((digest, number)))
 
-    def _note_variables(self, inputs: Sequence[str], operation: tf.Operation) -> None:
-        """Note of which variable the operation is the first use. One of constants and a single variable (its cast, its
-        transpose) is none: what it returns stands for the variable.
+    def _mark_first_uses(self, inputs: Sequence[str], operation: tf.Operation) -> None:
+        """Record of which variables the operation is the first use. One of constants and a single variable (its cast,
+        its transpose) is none: what it returns stands for the variable.
         """
         if operation.type == "Const":
             self._constants.update(output.name for output in operation.outputs)
@@ -311,10 +321,11 @@ class _Structure:
                 places.add(place)
             elif name not in self._constants:
                 others.add(name)
-        is_of_one_alone = len(places) == 1 and not others
+        is_of_one_variable = len(places) == 1 and not others
         for place in places:
-            if is_of_one_alone:
-                self._values.update((output.name, place) for output in operation.outputs)
+            if is_of_one_variable:
+                for output in operation.outputs:
+                    self._values[output.name] = place
             else:
                 self.first_uses.setdefault(place, self._operations[operation.name])
 
@@ -378,28 +389,29 @@ def _integers(constant: tf.Operation) -> list[int]:
     return value.ravel().tolist()
 
 
-def _number(facts: Any) -> int:
+def _digest_of(facts: Any) -> int:
     """Return a number of 64 bits for a text, or for texts and numbers in lists and tuples."""
     # Not Python's `hash`, which differs in each process.
-    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "big")
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
-def _difference(other: _Other) -> str:
+def _describe_difference(other: _Other) -> str:
     """Return in words what is different about the first variable that differs."""
     pairs = []
     for of_chief, of_worker in zip(other.of_chief, other.of_worker, strict=False):
         pairs.append((VariableUse(*of_chief), VariableUse(*of_worker)))
-    for place, (mine, its) in enumerate(pairs):
-        if mine.described != its.described:
-            on_worker = f"{its.described} on worker {other.number}"
-            return f"variable number {place} is {mine.described} on the chief and {on_worker}"
-        if mine.is_trainable != its.is_trainable:
-            return f"{mine.described} is trained on one of them only"
+    for place, (on_chief, there) in enumerate(pairs):
+        if on_chief.described != there.described:
+            on_worker = f"{there.described} on worker {other.number}"
+            return f"variable number {place} is {on_chief.described} on the chief and {on_worker}"
+        if on_chief.is_trainable != there.is_trainable:
+            return f"{on_chief.described} is trained on one of them only"
     # A variable that is not trained may be used by the update alone, which depends on all others.
-    for mine, its in pairs:
-        if mine.is_trainable and mine.first_use != its.first_use:
-            return f"{mine.described} is used for something else there"
-    for mine, its in pairs:
-        if mine != its:
-            return f"{mine.described} is updated by another computation there"
+    for on_chief, there in pairs:
+        if on_chief.is_trainable and on_chief.first_use != there.first_use:
+            return f"{on_chief.described} is used for something else there"
+    for on_chief, there in pairs:
+        if on_chief != there:
+            return f"{on_chief.described} is updated by another computation there"
     return f"it has {len(other.of_worker)} variables there, and {len(other.of_chief)} on the chief"

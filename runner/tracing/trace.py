@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -72,7 +72,9 @@ class Trace:
         requested: RequestedVariables,
         call_time_values: Sequence[graphs.CallTimeValue] = (),
     ) -> None:
-        self.wrapped, self.graph, self.requested = wrapped, wrapped.graph, requested
+        self.wrapped = wrapped
+        self.graph = wrapped.graph
+        self.requested = requested
         # TensorFlow lists the captured variables and tables after the arguments.
         self.inputs = wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)]
         self.outputs = [call.output for call in calls]
@@ -84,9 +86,11 @@ class Trace:
         self.collections = calls[0].collections
         for key, members in self.collections.items():  # hooks look into the collections in begin()
             self.graph.get_collection_ref(key)[:] = members
-        key = tf.compat.v1.GraphKeys.TABLE_INITIALIZERS
-        # None: the table was made and filled under init_scope.
-        fill_tables = [one for call in calls for one in call.collections.get(key, ()) if one is not None]
+        fill_tables: list[tf.Operation] = []
+        for call in calls:
+            for initializer in call.collections.get(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, ()):
+                if initializer is not None:  # None: the table was made and filled under init_scope
+                    fill_tables.append(initializer)
         if fill_tables:
             with user_code(), naming_repeated_tokens(fill_tables):
                 self.function([], fill_tables, with_inputs=False)()
@@ -102,7 +106,9 @@ class Trace:
 
         def evaluate(initial: Any) -> Any:
             with self.graph.as_default():
-                tensor = tf.convert_to_tensor(initial() if callable(initial) else initial)
+                if callable(initial):
+                    initial = initial()
+                tensor = tf.convert_to_tensor(initial)
             return self.function(tensor, with_inputs=False)()
 
         if new:
@@ -119,31 +125,36 @@ class Trace:
         draws = any(operation.type in GENERATOR_RANDOM for operation in self.graph.get_operations())
         return draws or any(self._calls_with(self.requested.keras_variables()))
 
-    def _of_tensors(self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
+    def _operations_using(
+        self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]
+    ) -> list[tf.Operation]:
         """Return the operations of the step that `is_wanted` accepts and that have one of these tensors as input."""
-        return [one for one in self.operations if is_wanted(one) and any(tensor.name in names for tensor in one.inputs)]
+        found = []
+        for operation in self.operations:
+            if is_wanted(operation) and any(tensor.name in names for tensor in operation.inputs):
+                found.append(operation)
+        return found
 
     def handles(self, replica: int) -> list[tuple[tf.Tensor, str]]:
         """Return (placeholder, name of the variable for whose copy on this local replica it stands in the graph)."""
-        names = {
-            id(handle): name
-            for name, (variable, _) in self.requested.requests.items()
-            for handle in handles(variable, replica)
-        }
+        names: dict[int, str] = {}
+        for name, (variable, _) in self.requested.requests.items():
+            for handle in handles(variable, replica):
+                names[id(handle)] = name
         return [(inner, names[id(outer)]) for outer, inner in self.graph.captures if id(outer) in names]
 
     def updates_of(self, replica: int, running: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Return those of `running` that use this local replica's copy of a variable of the model."""
-        names = captured(self.graph, [variable for variable, _ in self.requested.requests.values()], replica)
+        names = captured(self.graph, self.requested.variables, replica)
         among = set(running)
-        return self._of_tensors(names, among.__contains__)
+        return self._operations_using(names, among.__contains__)
 
     def changes_variables(self, elements: Iterable[Any]) -> bool:
         """Report whether an operation that `elements` need may write to a variable of model_fn or a hook."""
-        return may_write(self.graph, [variable for variable, _ in self.requested.requests.values()], elements)
+        return may_write(self.graph, self.requested.variables, elements)
 
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
-        return self._of_tensors(captured(self.graph, variables), lambda operation: operation.type in CALLS)
+        return self._operations_using(captured(self.graph, variables), lambda operation: operation.type in CALLS)
 
     def all_effects(self) -> list[tf.Operation]:
         """Return everything that a tf.function would run: each operation with an effect, in program order."""
@@ -159,19 +170,25 @@ class Trace:
         """
         variables = self.requested.keras_variables(metrics_only=metrics_only)
         names = captured(self.graph, variables, replica)
-        writes = self._of_tensors(names, lambda operation: graphs.is_assignment(operation.type))
+        writes = self._operations_using(names, lambda operation: graphs.is_assignment(operation.type))
         if metrics_only:
             return writes
         writes += self._calls_with(variables)  # layers and optimizers that write inside a branch
-        return list(dict.fromkeys([*writes, *filter(changes_state, self.requested.keras.written)]))
+        writes += [operation for operation in self.requested.keras.written if changes_state(operation)]
+        return list(dict.fromkeys(writes))
 
     def variables_of_others(self, store: VariableStore) -> list[Any]:
         """Return the variables that model_fn uses, but did not request from `store`: those made outside of it."""
-        own = [store[GLOBAL_STEP], *(variable for variable, _ in self.requested.requests.values())]
-        mine = {id(handle) for variable in own for handle in handles(variable)}
-        others = [one for one in self.graph.variables if mine.isdisjoint(map(id, handles(one)))]
-        # The state of a tf.random.Generator is told of by `kernel_random_ops`.
-        return sorted((one for one in others if not one.name.startswith("StateVar")), key=lambda one: one.name)
+        own_handles = set[int]()
+        for variable in (store[GLOBAL_STEP], *self.requested.variables):
+            own_handles.update(map(id, handles(variable)))
+        others = []
+        for variable in self.graph.variables:
+            is_of_others = own_handles.isdisjoint(map(id, handles(variable)))
+            # The state of a tf.random.Generator is told of by `kernel_random_ops`.
+            if is_of_others and not variable.name.startswith("StateVar"):
+                others.append(variable)
+        return sorted(others, key=lambda variable: variable.name)
 
     def table_writes(self) -> list[tf.Operation]:
         """Return the operations that change a lookup table, whose contents are in no checkpoint."""
@@ -187,10 +204,14 @@ class Trace:
         nodes: list[Any] = [(operation.type, operation.name) for operation in all_operations]
         if any(operation.type in (*CALLS, "PartitionedCall") for operation in all_operations):
             library = self.graph.as_graph_def().library
-            nodes += [(node.op, node.name) for function in library.function for node in function.node_def]
-        own = captured(self.graph, [variable for variable, _ in self.requested.requests.values()])
-        strange = [op for op in all_operations if op.type in GENERATOR_RANDOM and op.inputs[0].name not in own]
-        return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
+            for function in library.function:
+                nodes += [(node.op, node.name) for node in function.node_def]
+        found = [name for kind, name in nodes if kind in KERNEL_RANDOM]
+        own = captured(self.graph, self.requested.variables)
+        for operation in all_operations:
+            if operation.type in GENERATOR_RANDOM and operation.inputs[0].name not in own:
+                found.append(operation.name)
+        return found
 
     def function(
         self,
@@ -217,7 +238,7 @@ class Trace:
         run = operations(effects)
         flat = tf.nest.flatten(fetches, expand_composites=True)
         tensors = [tensor for tensor in flat if tensor is not None]
-        arguments = [*(self.inputs if with_inputs else ()), *feeds]
+        arguments = [*self.inputs, *feeds] if with_inputs else list(feeds)
         fed = {tensor.op for tensor in feeds if not tensor.op.type.startswith("Placeholder")}
         running = needed(self.graph, [*run, *operations(tensors)], fed)
         if self.checks is not None:
@@ -229,39 +250,54 @@ class Trace:
         late = [value for value in self._call_time_values if value.placeholder.op in running]
         arguments += [value.placeholder for value in late]
         self._check_fed(running, arguments)
-        with graphs.control_inputs(program_order(self.graph, self._as_in_a_session(running)) if run else {}):
+        order: Mapping[tf.Operation, list[tf.Operation]] = {}
+        if run:
+            order = program_order(self.graph, self._put_reads_first(running))
+        with graphs.control_inputs(order):
             part = build(graphs.Part(self.graph, running, arguments, tensors, run))
 
         def call(*inputs: tf.Tensor) -> Any:
-            values = iter(part(*inputs, *(value.capture() for value in late)))
-            full = [None if tensor is None else next(values) for tensor in flat]
+            captured_now = [value.capture() for value in late]
+            values = iter(part(*inputs, *captured_now))
+            full = []
+            for tensor in flat:
+                value = None if tensor is None else next(values)
+                full.append(value)
             return tf.nest.pack_sequence_as(fetches, full, expand_composites=True)
 
         return call
 
-    def _as_in_a_session(self, running: Sequence[tf.Operation]) -> Sequence[tf.Operation]:
+    def _put_reads_first(self, running: Sequence[tf.Operation]) -> Sequence[tf.Operation]:
         """Return `running` with the variable reads of hooks moved to the front.
 
         In a session such a read waits for nothing and returns the value before the step; TensorFlow's own hooks rely on
         that for the global step.
         """
-        added = set(self.graph.get_operations()[len(self.operations) :])
-        first = {one for one in added.intersection(running) if one.type == "ReadVariableOp" and not one.control_inputs}
-        # Python's sort is stable, so all others stay in program order.
-        return sorted(running, key=lambda one: one not in first) if first else running
+        of_hooks = set(self.graph.get_operations()[len(self.operations) :])
+        reads: list[tf.Operation] = []
+        others: list[tf.Operation] = []
+        for operation in running:
+            is_read_of_hook = operation in of_hooks and operation.type == "ReadVariableOp"
+            if is_read_of_hook and not operation.control_inputs:
+                reads.append(operation)
+            else:
+                others.append(operation)
+        return reads + others
 
     def _check_fed(self, running: Iterable[tf.Operation], arguments: Iterable[tf.Tensor]) -> None:
-        fed = {tensor.op for tensor in (*arguments, *self.inputs)} | {inner.op for _, inner in self.graph.captures}
-        for one in running:
-            if one.type == "Placeholder" and one not in fed:
-                tensor = one.outputs[0]
+        fed = {tensor.op for tensor in (*arguments, *self.inputs)}
+        fed |= {inner.op for _, inner in self.graph.captures}
+        for operation in running:
+            if operation.type == "Placeholder" and operation not in fed:
+                tensor = operation.outputs[0]
                 raise ValueError(
-                    f"You must feed a value for placeholder tensor {one.name!r} with dtype {tensor.dtype.name} and "
-                    f"shape {tensor.shape}: model_fn made it, but nothing feeds it. Feed it at each step from a "
+                    f"You must feed a value for placeholder tensor {operation.name!r} with dtype {tensor.dtype.name} "
+                    f"and shape {tensor.shape}: model_fn made it, but nothing feeds it. Feed it at each step from a "
                     f"hook's before_run with SessionRunArgs(feed_dict={{{tensor.name!r}: value}}), or use "
                     "tf.compat.v1.placeholder_with_default."
                 )
 
     def needs_inputs(self, fetches: Any) -> bool:
         """Report whether a value depends on the step's inputs, and so on a batch."""
-        return not {tensor.op for tensor in self.inputs}.isdisjoint(needed(self.graph, operations([fetches])))
+        inputs = {tensor.op for tensor in self.inputs}
+        return not inputs.isdisjoint(needed(self.graph, operations([fetches])))

@@ -15,7 +15,7 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -105,16 +105,17 @@ def trace_step(
     on_one_device = store.strategy is None or (store.has_one_copy and not training)
     workers = collectives_of(store.strategy) if is_common else SINGLE_PROCESS
     step = _Step(store, replica_fn, signature, training, workers)
-    discovery, new, numbers = _discover(step, on_one_device=on_one_device)
+    discovery = _discover(step, on_one_device=on_one_device)
     if store.strategy is None:
-        return discovery
+        return discovery.trace
     if not on_one_device or on_workers:
-        trace = _trace_replicas(step, store.strategy, numbers)
-        trace.one_replica = discovery
+        trace = _trace_replicas(step, store.strategy, discovery.global_calls)
+        trace.one_replica = discovery.trace
         return trace
-    if any(not spec.local for spec in new):  # the trace used discovery variables, and the real ones exist only now
-        discovery, _, _ = _discover(step, on_one_device=True)
-    return discovery
+    new_of_model = [spec for spec in discovery.new if not spec.local]
+    if new_of_model:  # the trace used discovery variables, and the real ones exist only now
+        discovery = _discover(step, on_one_device=True)
+    return discovery.trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +142,11 @@ class _Step:
         the replicas.
         """
 
-        def traced(*inputs: tf.Tensor) -> None:
-            graphs.program_order_in_branches(v1.get_default_graph())
+        def traced(*arguments: tf.Tensor) -> None:
+            graph = v1.get_default_graph()
+            inputs = arguments[:-3]
+            part, counts, global_count = arguments[-3:]
+            graphs.program_order_in_branches(graph)
             with (
                 graphs.fresh_collections(),
                 self.store.placement.tracing(),
@@ -150,9 +154,9 @@ class _Step:
                 initial_values_from_checkpoints(),
                 lookups_of_rows(),
                 gradients_given_to_calls(),
-                adapting_once(v1.get_default_graph(), self.store.adapted, self.workers),
+                adapting_once(graph, self.store.adapted, self.workers),
             ):
-                run(inputs[:-3], inputs[-3], ReplicaWeights(inputs[-2], inputs[-1]))
+                run(inputs, part, ReplicaWeights(counts, global_count))
 
         with seeded(self.store.seed), graphs.no_name_scope_in_branches():
             return v1.wrap_function(traced, list(self.signature))
@@ -172,19 +176,29 @@ class _Step:
         In TRAIN each replica draws its own, at each global step and micro-batch. Else each batch of the whole input
         draws its own, whichever replica gets it.
         """
-        seed, graph = self.store.seed, v1.get_default_graph()
+        seed = self.store.seed
+        graph = v1.get_default_graph()
         if not self.training:
             return Stream(graph, f"{seed}/evaluation/0", lambda: part + replica.index)
         number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
         return Stream(graph, f"{seed}/train/{number}", lambda: moment(replica.global_step.read_value(), part))
 
 
-def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[VariableSpec], frozenset[int]]:
-    """Trace one replica under the default strategy and create every new variable that it requests.
+class _Discovery(NamedTuple):
+    """The trace of one replica, and what it has found.
 
-    Returns:
-      (the trace, specs of the new variables, the calls for gradients that must be those of the global batch).
+    Attributes:
+      new: specs of the variables that no earlier trace requested.
+      global_calls: numbers of the calls for gradients that must be those of the global batch.
     """
+
+    trace: Trace
+    new: Sequence[VariableSpec]
+    global_calls: frozenset[int]
+
+
+def _discover(step: _Step, *, on_one_device: bool) -> _Discovery:
+    """Trace one replica under the default strategy and create every new variable that it requests."""
     store = step.store
     calls: list[ReplicaCall] = []
     traced: dict[str, Any] = {}
@@ -202,7 +216,8 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
 
         watched = found.watching_optimizers()
         with graphs.fresh_thread_collections(), keras_trace(graph, reduce, step.seeds) as keras, watched:
-            requested = traced["requested"] = RequestedVariables(keras, step.training)
+            requested = RequestedVariables(keras, step.training)
+            traced["requested"] = requested
             with store.discovering(requested) as traced["new"]:
                 global_step = store.discovery_variable(GLOBAL_STEP)
                 replica = Replica(0, inputs, weights, reductions, requested, store, global_step, found)
@@ -214,30 +229,40 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
     with replicas_in_sync(num_replicas), strategy_seen(has_strategy):
         wrapped = step.wrap(run)
 
+    graph = wrapped.graph
+    part = traced["part"]
+    requested = traced["requested"]
+    new = traced["new"]
     feeds = getattr(calls[0].output, "initial_feeds", None) or {}
-    inputs = {id(one) for one in wrapped.inputs}  # all other placeholders are model_fn's
+    inputs = {tensor.op for tensor in wrapped.inputs}
 
     def evaluate(initial: Any) -> Any:
         if callable(initial):
-            with wrapped.graph.as_default(), replicas_in_sync(num_replicas), strategy_seen(has_strategy):
+            with graph.as_default(), replicas_in_sync(num_replicas), strategy_seen(has_strategy):
                 initial = tf.convert_to_tensor(initial())
-        running = needed(wrapped.graph, [initial.op])
-        fed = [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in inputs]
-        values = [_fed_value(wrapped.graph, one, feeds) for one in fed]
-        if traced["part"].op in running:  # a random initial value
-            fed, values = [*fed, traced["part"]], [*values, tf.constant(0, tf.int64)]
-        return graphs.function_of_part(graphs.Part(wrapped.graph, running, fed, [initial]))(*values)[0]
+        running = needed(graph, [initial.op])
+        fed: list[tf.Tensor] = []
+        values: list[tf.Tensor] = []
+        for operation in running:
+            if operation.type == "Placeholder" and operation not in inputs:  # then it is model_fn's
+                (placeholder,) = operation.outputs
+                fed.append(placeholder)
+                values.append(_find_fed_value(graph, placeholder, feeds))
+        if part.op in running:  # a random initial value
+            fed.append(part)
+            values.append(tf.constant(0, tf.int64))
+        function = graphs.function_of_part(graphs.Part(graph, running, fed, [initial]))
+        return function(*values)[0]
 
-    of_model = [variable for variable, _ in traced["requested"].requests.values()]
-    writes = list(writes_in(wrapped.graph.get_operations(), captured(wrapped.graph, of_model)))
-    numbers = traced["found"].reaching(writes)
+    writes = list(writes_in(graph.get_operations(), captured(graph, requested.variables)))
+    global_calls = traced["found"].reaching(writes)
     if step.workers.num_workers > 1:
         inputs_of_step = wrapped.inputs[: len(step.signature)]
-        variables = _variables_in(wrapped.graph, step, traced["requested"])
+        variables = _variables_in(graph, step, requested)
         # Before the variables are made, for which the workers wait for each other.
-        check_same_model(uses_of(wrapped.graph, inputs_of_step, variables, writes), step.workers)
-    store.materialise(traced["new"], evaluate, on_one_device=on_one_device)
-    return Trace(wrapped, calls, traced["requested"]), traced["new"], numbers
+        check_same_model(uses_of(graph, inputs_of_step, variables, writes), step.workers)
+    store.materialise(new, evaluate, on_one_device=on_one_device)
+    return _Discovery(Trace(wrapped, calls, requested), new, global_calls)
 
 
 def _variables_in(graph: Any, step: _Step, requested: RequestedVariables) -> list[GraphVariable]:
@@ -256,11 +281,12 @@ def _variables_in(graph: Any, step: _Step, requested: RequestedVariables) -> lis
         for copy in copies:
             for handle in handles(copy):
                 names += handles_in_graph[id(handle)]
-        variables.append(GraphVariable(f"{name!r} ({spec.shape}, {spec.dtype.name})", name in trainable, names))
+        described = f"{name!r} ({spec.shape}, {spec.dtype.name})"
+        variables.append(GraphVariable(described, name in trainable, names))
     return variables
 
 
-def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> tf.Tensor:
+def _find_fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> tf.Tensor:
     """Return the value fed for `placeholder`.
 
     Raises:
@@ -273,11 +299,11 @@ def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> 
     raise NotFed(placeholder)
 
 
-def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, numbers: frozenset[int]) -> Trace:
+def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, global_calls: frozenset[int]) -> Trace:
     """Trace every local replica in strategy.run with the store's variables.
 
     Args:
-      numbers: the calls for gradients that must be those of the global batch.
+      global_calls: as in `_Discovery`.
     """
     store = step.store
     calls: list[ReplicaCall] = []
@@ -288,18 +314,19 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, numbers: froz
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
         graph = v1.get_default_graph()
         values = ReplicaValues(inputs, weights.counts, store.own_states())
-        reductions = Reductions(strategy, weights, values=values, has_global_gradients=bool(numbers))
+        reductions = Reductions(strategy, weights, values=values, has_global_gradients=bool(global_calls))
         writes = ReplicaWrites(strategy, reductions, values, store.says_how_to_aggregate, graph)
         # Before model_fn is called: only later captures are collected.
         traced["late"] = graphs.collect_call_time_values(graph)
         with strategy.scope(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras, reductions.entered():
-            requested = traced["requested"] = RequestedVariables(keras, step.training)
+            requested = RequestedVariables(keras, step.training)
+            traced["requested"] = requested
             serving = store.serving(requested)
 
             def run_replica() -> ReplicaCall:
                 with graphs.fresh_thread_collections(shared), serving():
                     index = local_replica()
-                    gradients = SummedCalls(graph, numbers, reductions.all_reduce)
+                    gradients = SummedCalls(graph, global_calls, reductions.all_reduce)
                     counter = store[GLOBAL_STEP]
                     replica = Replica(index, inputs, weights, reductions, requested, store, counter, gradients)
                     return step.call(replica, part)
@@ -308,11 +335,12 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, numbers: froz
                 calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))
 
     wrapped = step.wrap(run)
+    requested = traced["requested"]
     if step.training and step.workers.num_workers > 1:
-        variables = _variables_in(wrapped.graph, step, traced["requested"])
+        variables = _variables_in(wrapped.graph, step, requested)
         inputs = wrapped.inputs[: len(step.signature)]
         check_same_messages(messages_of(wrapped.graph, inputs, variables), step.workers)
-    trace = Trace(wrapped, calls, traced["requested"], traced["late"])
+    trace = Trace(wrapped, calls, requested, traced["late"])
     if step.training and store.num_replicas > 1:
         check_variables_of_others(trace.graph, trace.variables_of_others(store))
     return trace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import threading
@@ -18,6 +17,8 @@ v1 = tf.compat.v1
 
 # Random state of a Keras SeedGenerator; its variable has this name in Keras 3.15.
 _SEED_STATE = "seed_generator_state"
+# Stands for the thread of a replica where a request is made outside of all replicas.
+_CROSS_REPLICA = "cross-replica"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,13 @@ class VariableSpec:
         """Report whether each replica has a value of its own: a metric's state, or what is added up when it is read."""
         return self.local or self.synchronization == tf.VariableSynchronization.ON_READ
 
+    @property
+    def smallest_shape(self) -> list[int]:
+        """Return the shape with 0 for each size that is not known; of an unknown rank, that of a scalar."""
+        if self.shape.rank is None:
+            return []
+        return [size or 0 for size in self.shape]
+
 
 def is_metric(owner: Any) -> bool:
     """Report whether a Keras metric owns the variable: only metrics create variables with ON_READ."""
@@ -64,7 +72,8 @@ _METRIC_OF_TF_KERAS = types.SimpleNamespace(name="", synchronization="on_read", 
 def owner_by_request(kwargs: Mapping[str, Any]) -> Any:
     """Return the owner if a tf_keras metric requests the variable: read as a sum, and in no collection; else None."""
     is_summed = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-    return _METRIC_OF_TF_KERAS if is_summed and kwargs.get("collections") == [] else None
+    is_in_no_collection = kwargs.get("collections") == []
+    return _METRIC_OF_TF_KERAS if is_summed and is_in_no_collection else None
 
 
 def is_seed_state(owner: Any) -> bool:
@@ -81,47 +90,65 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
       owner: the requesting `keras.Variable`; None: not Keras.
       local_random: Keras' random state is not part of the model.
     """
+    initial, dtype, shape = _initial_of_request(kwargs, owner)
+    if kwargs.get("validate_shape") is False:
+        shape = None
+    synchronization = kwargs.get("synchronization") or tf.VariableSynchronization.AUTO
+    is_summed = synchronization == tf.VariableSynchronization.ON_READ
+    trainable = kwargs.get("trainable")
+    if trainable is None:
+        trainable = not is_summed
+    is_random_state = is_seed_state(owner)
+    is_in_local_collection = v1.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
+    is_of_metric = is_metric(owner) or is_metric(owner_by_request(kwargs))
+    # EVAL and PREDICT have their own random state, so an evaluation never advances the state of training, and each call
+    # starts from the seed.
+    is_local_random_state = local_random and is_random_state
+    aggregation = kwargs.get("aggregation") or tf.VariableAggregation.NONE
+    says_how = aggregation != tf.VariableAggregation.NONE
+    if not says_how:
+        # With NONE each replica would write to its own copy. What they do write: runner/tracing/replica_writes.py.
+        aggregation = tf.VariableAggregation.SUM if is_summed else tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return VariableSpec(
+        name,
+        tf.TensorShape(shape),
+        tf.as_dtype(dtype),
+        bool(trainable),
+        initial,
+        local=is_in_local_collection or is_of_metric or is_local_random_state,
+        synchronization=synchronization,
+        aggregation=aggregation,
+        says_how=says_how,
+        is_random_state=is_random_state,
+    )
+
+
+def _initial_of_request(kwargs: Mapping[str, Any], owner: Any) -> tuple[Any, Any, Any]:
+    """Return (initial value, dtype, shape) of a requested variable; as in `spec_of`."""
     initial: Any = kwargs.get("initial_value")
-    dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
+    dtype = kwargs.get("dtype")
+    shape = kwargs.get("shape")
     if is_without_value(initial):  # as an average of tf_keras begins with its weight
         dtype = dtype or initial.dtype
         shape = initial.shape
         initial = initial.initialized_value
-    if owner is not None:
+    if owner is not None and owner._shape is not None:
         # Keras sets the shape before it initializes from a callable, but after it initializes from a value.
-        shape = owner._shape if owner._shape is not None else shape
-    if callable(initial) and (shape is None or dtype is None):
+        shape = owner._shape
+    if callable(initial):
+        if shape is not None and dtype is not None:
+            return initial, dtype, shape
         with tf.init_scope():
             value = initial()
-        initial, dtype, shape = value, value.dtype, value.shape
-    elif not callable(initial):
-        with contextlib.nullcontext() if isinstance(initial, tf.Tensor) else tf.init_scope():
+        return value, value.dtype, value.shape
+    if isinstance(initial, tf.Tensor):
+        initial = tf.convert_to_tensor(initial, dtype)
+    else:
+        with tf.init_scope():
             initial = tf.convert_to_tensor(initial, dtype)
-        dtype, shape = dtype or initial.dtype, shape if shape is not None else initial.shape
-    if kwargs.get("validate_shape") is False:
-        shape = None
-    trainable = kwargs.get("trainable")
-    synchronization = kwargs.get("synchronization") or tf.VariableSynchronization.AUTO
-    if trainable is None:
-        trainable = synchronization != tf.VariableSynchronization.ON_READ
-    local = (
-        v1.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
-        or is_metric(owner)
-        or is_metric(owner_by_request(kwargs))
-        # EVAL and PREDICT have their own random state, so an evaluation never advances the state of training, and each
-        # call starts from the seed.
-        or (local_random and is_seed_state(owner))
-    )
-    aggregation = kwargs.get("aggregation") or tf.VariableAggregation.NONE
-    says_how = aggregation != tf.VariableAggregation.NONE
-    if not says_how:
-        is_summed = synchronization == tf.VariableSynchronization.ON_READ
-        # With NONE each replica would write to its own copy. What they do write: runner/tracing/replica_writes.py.
-        aggregation = tf.VariableAggregation.SUM if is_summed else tf.VariableAggregation.ONLY_FIRST_REPLICA
-    return VariableSpec(
-        name, tf.TensorShape(shape), tf.as_dtype(dtype), bool(trainable), initial, local, synchronization, aggregation,
-        says_how=says_how, is_random_state=is_seed_state(owner),
-    )  # fmt: skip
+    if shape is None:
+        shape = initial.shape
+    return initial, dtype or initial.dtype, shape
 
 
 class RequestedNames:
@@ -137,22 +164,29 @@ class RequestedNames:
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
         self._used: set[str] = set()
-        self._streams: dict[Any, list[str]] = {}
+        self._names: dict[Any, list[str]] = {}  # thread of a replica, or _CROSS_REPLICA -> names in order
 
     def name(self, requested: str, *, unique: bool) -> str:
         """Return the variable's name. If `unique`, `requested` is a unique name (a Keras path) and is used without the
         scope.
         """
-        context = tf.distribute.get_replica_context()
-        stream_id = "cross-replica" if context is None else threading.get_ident()
-        stream = self._streams.setdefault(stream_id, [])
-        first = next((s for key, s in self._streams.items() if key != "cross-replica"), stream)
-        if context is not None and stream is not first and len(stream) < len(first):
-            name = first[len(stream)]
+        is_cross_replica = tf.distribute.get_replica_context() is None
+        replica = _CROSS_REPLICA if is_cross_replica else threading.get_ident()
+        names = self._names.setdefault(replica, [])
+        first_names = self._names_of_first_replica(names)
+        is_behind_first = names is not first_names and len(names) < len(first_names)
+        if is_behind_first and not is_cross_replica:
+            name = first_names[len(names)]
         else:
-            name = self._new_name(requested, unique=unique, cross_replica=context is None)
-        stream.append(name)
+            name = self._new_name(requested, unique=unique, cross_replica=is_cross_replica)
+        names.append(name)
         return name
+
+    def _names_of_first_replica(self, default: list[str]) -> list[str]:
+        for replica, names in self._names.items():
+            if replica != _CROSS_REPLICA:
+                return names
+        return default
 
     def _new_name(self, requested: str, *, unique: bool, cross_replica: bool) -> str:
         if not unique:
@@ -160,7 +194,8 @@ class RequestedNames:
             with tf.name_scope(requested) as scope:
                 requested = scope.rstrip("/")
         requested = re.sub(r"(^|/)replica_\d+(?=/)", "", requested).strip("/")
-        name, number = requested, 0
+        name = requested
+        number = 0
         while name in self._used:
             number += 1
             name = f"{requested}_{number}"
@@ -180,7 +215,8 @@ def _without_second_scope(name: str) -> str:
     parts = name.split("/")
     for size in range(len(parts) // 2, 0, -1):
         first, *others = parts[size : 2 * size]
-        is_again = re.fullmatch(rf"{re.escape(parts[0])}(_\d+)?", first) and others == parts[1:size]
-        if is_again and len(parts) > 2 * size:
+        is_same = re.fullmatch(rf"{re.escape(parts[0])}(_\d+)?", first) and others == parts[1:size]
+        has_more = len(parts) > 2 * size
+        if is_same and has_more:
             return "/".join([*parts[:size], *parts[2 * size :]])
     return name

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -91,19 +90,25 @@ class RequestedVariables:
     requests: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     @property
+    def variables(self) -> list[Any]:
+        """Return the variables, in order of request."""
+        return [variable for variable, _ in self.requests.values()]
+
+    @property
     def trainable(self) -> dict[str, tuple[tf.Variable, Any]]:
         """Return name -> (variable, owner) to optimize. The owner decides, because a Keras layer may have been frozen
         later.
 
         A partitioned variable is represented by its parts.
         """
-        return {
-            name: (variable, None if part else owner)
-            for whole, (asked, owner) in self.requests.items()
-            for name, variable, part in _parts_of(whole, asked)
-            if (owner if owner is not None else variable).trainable
-            and getattr(self.keras.layers.get(whole), "trainable", True)
-        }
+        trainable: dict[str, tuple[tf.Variable, Any]] = {}
+        for whole, (variable, owner) in self.requests.items():
+            is_layer_trained = getattr(self.keras.layers.get(whole), "trainable", True)
+            for name, part, is_part in _parts_of(whole, variable):
+                decisive = part if owner is None else owner
+                if decisive.trainable and is_layer_trained:
+                    trainable[name] = (part, None) if is_part else (part, owner)
+        return trainable
 
     def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
         """Return the variables that Keras created.
@@ -111,11 +116,12 @@ class RequestedVariables:
         Args:
           metrics_only: only those of metrics (the only ones with ON_READ).
         """
-        return [
-            variable
-            for variable, owner in self.requests.values()
-            if owner is not None and (not metrics_only or is_metric(owner))
-        ]
+        variables = []
+        for variable, owner in self.requests.values():
+            is_wanted = is_metric(owner) or not metrics_only
+            if owner is not None and is_wanted:
+                variables.append(variable)
+        return variables
 
 
 class LocalVariable:
@@ -157,7 +163,8 @@ class VariableStore:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
-        self.strategy, self.seed = strategy, seed
+        self.strategy = strategy
+        self.seed = seed
         self.num_replicas = 1 if strategy is None else int(strategy.num_replicas_in_sync)
         self.specs: dict[str, VariableSpec] = {}
         self._variables: dict[str, Any] = {}
@@ -171,22 +178,25 @@ class VariableStore:
         self._parts: dict[str, VariablePart] = {}  # names of their parts
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use directly.
         # Evaluation and prediction use it.
-        self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
-            self.placement, ParameterServers
-        )
+        has_central_storage = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        self.has_one_copy = has_central_storage or isinstance(self.placement, ParameterServers)
         # The runner's own variable. Counts updates atomically, once for all replicas.
         self.declare(GLOBAL_STEP, tf.constant(0, tf.int64))
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which the variables are assigned."""
-        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
+        if self.strategy is None:
+            return contextlib.nullcontext()
+        return self.strategy.scope()
 
     def __getitem__(self, name: str) -> Any:
         return self._variables[name]
 
     def copies(self, name: str) -> list[tf.Variable]:
         """Return the variables of this process that hold the variable `name`: one for each replica, or only one."""
-        return list(getattr(self[name], "values", None) or [self[name]])
+        variable = self[name]
+        copies = getattr(variable, "values", None)
+        return list(copies) if copies else [variable]
 
     def __contains__(self, name: str) -> bool:
         return name in self._variables
@@ -198,7 +208,9 @@ class VariableStore:
         for name in self._wholes:
             del variables[name]
         parts = self._parts | slices_of(self._discovered)
-        return folded(variables, parts) if parts else variables
+        if not parts:
+            return variables
+        return folded(variables, parts)
 
     def names_in_checkpoint(self) -> dict[str, str]:
         """Return name of a variable -> name under which it is in a checkpoint: for a part, that of the whole."""
@@ -227,13 +239,19 @@ class VariableStore:
 
     def own_states(self) -> set[int]:
         """Return the ids of the handles of what is not the same on all replicas: metrics, states of generators."""
-        names = [name for name, spec in self.specs.items() if spec.is_of_replica or spec.is_random_state]
-        return {id(handle) for name in names for handle in handles(self[name])}
+        ids = set[int]()
+        for name, spec in self.specs.items():
+            if spec.is_of_replica or spec.is_random_state:
+                ids.update(id(handle) for handle in handles(self[name]))
+        return ids
 
     def forget_hooks(self) -> None:
         """Forget the variables that hooks made; those of the next run make theirs anew, from the checkpoint."""
-        for name in [name for name, spec in self.specs.items() if spec.of_hook]:
-            del self.specs[name], self._variables[name], self._discovered[name]
+        names = [name for name, spec in self.specs.items() if spec.of_hook]
+        for name in names:
+            del self.specs[name]
+            del self._variables[name]
+            del self._discovered[name]
 
     @property
     def global_step(self) -> int:
@@ -262,7 +280,9 @@ class VariableStore:
         graphs.drop_kernels()  # with the same seed as the first time
         spec = self.specs[name]
         initial = initial_of(self._discovered[name])  # an eager model_fn sets it after the variable is made
-        return self._initial_value(spec if initial is None else dataclasses.replace(spec, initial=initial))
+        if initial is not None:
+            spec = dataclasses.replace(spec, initial=initial)
+        return self._initial_value(spec)
 
     # --- the three phases -------------------------------------------------------------------------------------
 
@@ -280,19 +300,22 @@ class VariableStore:
         new: list[VariableSpec] = []
 
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
-            spec = dataclasses.replace(
-                spec_of(name, kwargs, owner, local_random=not requested.training), of_hook=of_hook
-            )
-            rows = () if spec.local or of_hook else self.placement.parts(spec)
+            spec = spec_of(name, kwargs, owner, local_random=not requested.training)
+            spec = dataclasses.replace(spec, of_hook=of_hook)
+            is_of_model = not (spec.local or of_hook)
+            rows = self.placement.parts(spec) if is_of_model else ()
             if not rows:
-                return make_one(spec)
+                return make_undivided(spec)
             self._wholes.add(name)
             specs = part_specs(spec, rows)
-            self._parts |= {part.name: VariablePart(name, number) for number, part in enumerate(specs)}
-            return add(spec, ShardedVariable([make_one(part) for part in specs], name))
+            for number, part in enumerate(specs):
+                self._parts[part.name] = VariablePart(name, number)
+            return add(spec, ShardedVariable([make_undivided(part) for part in specs], name))
 
-        def make_one(spec: VariableSpec) -> tf.Variable:
-            new_variable = self._uninitialized(spec, self._replica_devices(spec)[0])
+        def make_undivided(spec: VariableSpec) -> tf.Variable:
+            devices = self._replica_devices(spec)
+            device = devices[0] if devices else None
+            new_variable = self._uninitialized(spec, device)
             if spec.shape.rank == 0 and hasattr(spec.initial, "numpy"):
                 # A number may be read before it is materialised: a tf_keras optimizer with a schedule computes its
                 # first rate, outside of the trace, from the counter that it has just made.
@@ -302,7 +325,8 @@ class VariableStore:
 
         def add(spec: VariableSpec, variable: tf.Variable) -> tf.Variable:
             new.append(spec)
-            self.specs[spec.name], self._discovered[spec.name] = spec, variable
+            self.specs[spec.name] = spec
+            self._discovered[spec.name] = variable
             return variable
 
         with graphs.creator_scope(self._creator(self._discovered, make, requested, of_hook=of_hook)):
@@ -332,7 +356,8 @@ class VariableStore:
 
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
             with drawing_from(None):
-                spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=not requested.training)
+                spec = spec_of(name, kwargs, owner, local_random=not requested.training)
+                self.specs[name] = spec
                 self._discovered[name] = self._uninitialized(spec)
                 self._materialise(spec, spec.initial)
             return self._variables[name]
@@ -351,12 +376,13 @@ class VariableStore:
         """
         variables: dict[str, tf.Variable] = {}
 
-        def make_one(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
-            spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=True)
+        def make_new(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
+            spec = spec_of(name, kwargs, owner, local_random=True)
+            self.specs[name] = spec
             variables[name] = make(spec)
             return variables[name]
 
-        return self._creator(variables, make_one, requested)
+        return self._creator(variables, make_new, requested)
 
     def materialise(self, new: Sequence[VariableSpec], evaluate: Callable[[Any], Any], *, on_one_device: bool) -> None:
         """Create the real variables of `new`, in order.
@@ -368,16 +394,21 @@ class VariableStore:
         """
         with graphs.kernels_kept():  # each name has its own seed
             for spec in new:
-                initial = initial_of(self._discovered[spec.name]) or spec.initial
-                if isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy") and spec.name not in self._wholes:
-                    initial = self._fed(spec, evaluate, initial)
+                initial = initial_of(self._discovered[spec.name])
+                if initial is None:
+                    initial = spec.initial
+                is_of_graph = isinstance(initial, tf.Tensor) and not hasattr(initial, "numpy")
+                # Of a partitioned variable the parts have initial values.
+                if is_of_graph and spec.name not in self._wholes:
+                    initial = self._evaluate_initial(spec, evaluate, initial)
                 try:
                     self._materialise(spec, initial, on_one_device=on_one_device)
                 except (TypeError, ValueError):  # the latter is also the class of TensorFlow's InaccessibleTensorError
                     if not callable(initial):
                         raise
                     # The initializer uses tensors of the trace, so run it there.
-                    self._materialise(spec, self._fed(spec, evaluate, initial), on_one_device=on_one_device)
+                    value = self._evaluate_initial(spec, evaluate, initial)
+                    self._materialise(spec, value, on_one_device=on_one_device)
         # After `kernels_kept`: this drops the kernels that have kept the seeds of single variables.
         random_ops.set_seed(self.seed)
         self._forget_initial_values(new)
@@ -388,13 +419,16 @@ class VariableStore:
 
         A later request for the initial value gets the variable's current value, as from `initialized_value` of TF 1.
         """
-        for name in [spec.name for spec in new if not spec.local and size_of(spec) >= LARGE]:
+        for requested in new:
+            if requested.local or size_of(requested) < LARGE:
+                continue
+            name = requested.name
             spec = self.specs[name]
             if not callable(spec.initial) or name in self._parts:  # a part holds the whole, of which it cuts its rows
-                now = functools.partial(tf.convert_to_tensor, self._variables[name])
-                self.specs[name] = dataclasses.replace(spec, initial=now)
+                current = functools.partial(tf.convert_to_tensor, self._variables[name])
+                self.specs[name] = dataclasses.replace(spec, initial=current)
 
-    def _fed(self, spec: VariableSpec, evaluate: Callable[[Any], Any], initial: Any) -> Any:
+    def _evaluate_initial(self, spec: VariableSpec, evaluate: Callable[[Any], Any], initial: Any) -> Any:
         """Return the initial value of a variable; if a placeholder is not fed, note that in `not_fed` and return
         zeros.
         """
@@ -402,7 +436,7 @@ class VariableStore:
             return evaluate(initial)
         except NotFed as error:
             self.not_fed[spec.name] = error
-            return tf.zeros([size or 0 for size in spec.shape] if spec.shape.rank else [], spec.dtype)
+            return tf.zeros(spec.smallest_shape, spec.dtype)
 
     def check_fed(self) -> None:
         """Check that all variables of a new model have a value.
@@ -418,40 +452,68 @@ class VariableStore:
             raise error
 
     def _materialise(self, spec: VariableSpec, initial: Any, *, on_one_device: bool = False) -> None:
-        spec = self.specs[spec.name] = dataclasses.replace(spec, initial=initial)
+        """Create the real variable of a spec, where it belongs."""
+        spec = dataclasses.replace(spec, initial=initial)
+        self.specs[spec.name] = spec
+        is_of_one_device = on_one_device and spec.local
+        replica_devices = self._replica_devices(spec)
         if spec.name in self._wholes:
-            parts = [self._variables[name] for name, part in self._parts.items() if part.whole == spec.name]
-            self._variables[spec.name] = self._discovered[spec.name] = ShardedVariable(parts, spec.name)
-            return
-        if self.strategy is None or spec.of_hook or (on_one_device and spec.local):
-            discovered = self._variables[spec.name] = self._discovered[spec.name]
-            with tf.init_scope():
-                discovered.assign(self._first_value(spec))
-            return
-        first, *others = self._replica_devices(spec)
-        if first is not None:
-            own = [self._discovered[spec.name], *(self._uninitialized(spec, device) for device in others)]
-            local = self._variables[spec.name] = LocalVariable([created_under(one, self.strategy) for one in own])
-            with tf.init_scope():
-                local.assign(self._first_value(spec))
-            return
-        if isinstance(self.placement, ParameterServers):
-            # v1 optimizers read `op` and the slice info of a part that a v1 partitioner made.
-            variable = named(self.placement.variable(spec), functools.partial(self._initial_of, spec.name))
-            same_slice(variable, self._discovered[spec.name])
-            self._variables[spec.name] = self._discovered[spec.name] = variable
-            with tf.init_scope(), tf.device(variable.device):  # computed on the server of the part
-                variable.assign(self._first_value(spec), read_value=False)
-            return
+            self._join_parts(spec)
+        elif self.strategy is None or spec.of_hook or is_of_one_device:
+            self._use_discovered(spec)
+        elif replica_devices:
+            self._create_on_replicas(spec, replica_devices)
+        elif isinstance(self.placement, ParameterServers):
+            self._create_on_server(spec, self.placement)
+        else:
+            self._create_by_strategy(spec, self.strategy)
+
+    def _join_parts(self, spec: VariableSpec) -> None:
+        """Create a variable that is partitioned over parameter servers from its parts, which exist."""
+        parts = [self._variables[name] for name, part in self._parts.items() if part.whole == spec.name]
+        whole = ShardedVariable(parts, spec.name)
+        self._variables[spec.name] = whole
+        self._discovered[spec.name] = whole
+
+    def _use_discovered(self, spec: VariableSpec) -> None:
+        """Give the variable of discovery a value: without a strategy it is the real one."""
+        discovered = self._discovered[spec.name]
+        self._variables[spec.name] = discovered
+        with tf.init_scope():
+            discovered.assign(self._first_value(spec))
+
+    def _create_on_replicas(self, spec: VariableSpec, devices: Sequence[str]) -> None:
+        """Create a LocalVariable. That of discovery, which is on the first device, is its first one."""
+        own = [self._discovered[spec.name]]
+        for device in devices[1:]:
+            own.append(self._uninitialized(spec, device))
+        local = LocalVariable([created_under(variable, self.strategy) for variable in own])
+        self._variables[spec.name] = local
+        with tf.init_scope():
+            local.assign(self._first_value(spec))
+
+    def _create_on_server(self, spec: VariableSpec, servers: ParameterServers) -> None:
+        """Create a variable, or a part of one, on a parameter server."""
+        # v1 optimizers read `op` and the slice info of a part that a v1 partitioner made.
+        variable = named(servers.variable(spec), functools.partial(self._initial_of, spec.name))
+        same_slice(variable, self._discovered[spec.name])
+        self._variables[spec.name] = variable
+        self._discovered[spec.name] = variable
+        with tf.init_scope(), tf.device(variable.device):  # computed on the server of the part
+            variable.assign(self._first_value(spec), read_value=False)
+
+    def _create_by_strategy(self, spec: VariableSpec, strategy: tf.distribute.Strategy) -> None:
+        """Create a variable in the scope of the strategy, which makes its copies."""
         copies: list[tf.Variable] = []
 
         def record(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-            copies.append(named(next_creator(**kwargs), functools.partial(self._initial_of, spec.name)))
-            return copies[-1]
+            copy = named(next_creator(**kwargs), functools.partial(self._initial_of, spec.name))
+            copies.append(copy)
+            return copy
 
-        computed = own_initial_values(self.strategy, size_of(spec))
+        computed = own_initial_values(strategy, size_of(spec))
         # Enter `record` before the scope, so that the strategy calls it for each copy.
-        with tf.init_scope(), v1.name_scope(None), computed, tf.variable_creator_scope(record), self.strategy.scope():
+        with tf.init_scope(), v1.name_scope(None), computed, tf.variable_creator_scope(record), strategy.scope():
             of_strategy = tf.Variable(
                 lambda: self._first_value(spec),
                 dtype=spec.dtype,
@@ -466,10 +528,11 @@ class VariableStore:
             same_slice(copies[0], self._discovered[spec.name])
             self._discovered[spec.name] = copies[0]
 
-    def _replica_devices(self, spec: VariableSpec) -> Sequence[str | None]:
-        """Return the devices of a LocalVariable; [None]: the variable is none."""
-        if self.strategy is None or isinstance(self.placement, ParameterServers) or not spec.local or spec.trainable:
-            return [None]
+    def _replica_devices(self, spec: VariableSpec) -> Sequence[str]:
+        """Return the devices of a LocalVariable, in replica order; (): the variable is none."""
+        is_state = spec.local and not spec.trainable
+        if self.strategy is None or isinstance(self.placement, ParameterServers) or not is_state:
+            return ()
         return [str(device) for device in self.strategy.extended.worker_devices]
 
     def _uninitialized(self, spec: VariableSpec, device: str | None = None) -> tf.Variable:
@@ -492,9 +555,11 @@ class VariableStore:
         """Return the value that a new variable begins with: zeros, if it is large and a checkpoint is about to be
         restored that has it. The operations of an initializer take up to three times the memory of their value.
         """
-        if callable(spec.initial) and size_of(spec) >= LARGE and not (spec.local or spec.of_hook):
-            there = self.awaited(spec.name)
-            if there is not None and list(there) == spec.shape.as_list():
+        is_of_model = not (spec.local or spec.of_hook)
+        is_costly = callable(spec.initial) and size_of(spec) >= LARGE
+        if is_of_model and is_costly:
+            shape_in_checkpoint = self.awaited(spec.name)
+            if shape_in_checkpoint is not None and list(shape_in_checkpoint) == spec.shape.as_list():
                 self.begun_with_zeros.add(spec.name)
                 return tf.zeros(spec.shape, spec.dtype)
         return self._initial_value(spec)
@@ -524,13 +589,16 @@ class VariableStore:
             if whole is None:
                 whole = make(name, kwargs, owner)
             variable = whole.values[local_replica()] if isinstance(whole, LocalVariable) else whole
-            _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
+            shape = kwargs.get("shape") if owner is None else owner.shape
+            _check_shape(name, variable, shape)
             _collect(variable, self.specs[name], kwargs.get("collections"))
             if "constraint" in kwargs:
                 constrain(variable, kwargs["constraint"])
             if owner is not None:  # a Keras 3 layer sets a constraint after it gets the variable
                 belongs_to(variable, owner)
-            requested.requests.setdefault(name, (whole, owner if owner is not None else owner_by_request(kwargs)))
+            else:
+                owner = owner_by_request(kwargs)
+            requested.requests.setdefault(name, (whole, owner))
             return variable
 
         return create
@@ -547,16 +615,19 @@ def _check_shape(name: str, variable: tf.Variable, requested: Any) -> None:
 
 def _collect(variable: tf.Variable, spec: VariableSpec, requested: Any) -> None:
     """Add `variable` to the graph's collections, as v1 does when it makes one."""
-    names = list(requested) if requested is not None else [_KEYS.GLOBAL_VARIABLES]
-    names = [name for name in names if name != _KEYS.TRAINABLE_VARIABLES]
+    if requested is None:
+        requested = [_KEYS.GLOBAL_VARIABLES]
+    names = [name for name in requested if name != _KEYS.TRAINABLE_VARIABLES]
     if spec.trainable:
         names.append(_KEYS.TRAINABLE_VARIABLES)
     graph = v1.get_default_graph()
-    for name, (_, one, _) in itertools.product(names, _parts_of(spec.name, variable)):
-        # wrap_function's holder may have added it already. `map` compares thousands of ids without Python bytecode for
-        # each.
-        if id(one) not in map(id, graph.get_collection_ref(name)):
-            graph.add_to_collection(name, one)
+    parts = _parts_of(spec.name, variable)
+    for name in names:
+        for _, part, _ in parts:
+            # wrap_function's holder may have added it already. `map` compares thousands of ids without Python bytecode
+            # for each.
+            if id(part) not in map(id, graph.get_collection_ref(name)):
+                graph.add_to_collection(name, part)
 
 
 def _parts_of(name: str, variable: Any) -> list[tuple[str, tf.Variable, bool]]:

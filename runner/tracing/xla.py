@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private import graphs
-from runner.tracing.graph_operations import CALLS, has_effect
+from runner.tracing.graph_operations import CALLS, has_effect, uses_resource
 
 _SOURCES = ("Placeholder", "PlaceholderWithDefault")
 
@@ -35,32 +35,33 @@ class Gradients:
 
     def __init__(self, roots: Sequence[Sequence[tf.Tensor]]) -> None:
         self._roots = roots
-        _check([_Replica.of(each) for each in roots], roots[0][0].graph.get_operations())
+        program = roots[0][0].graph.get_operations()
+        _check(self._replicas(), program)
+
+    def _replicas(self) -> list[_Replica]:
+        return [_Replica.of(roots_of_replica) for roots_of_replica in self._roots]
 
     def function_of_part(self, part: graphs.Part) -> Callable[..., list[tf.Tensor]]:
         """Return the part as a function in stages, like `graphs.function_of_part`. Its fetches include all roots."""
-        # computed anew, because control dependencies have been added since
-        replicas = [_Replica.of(each) for each in self._roots]
-        before = set().union(*(replica.before for replica in replicas))
+        replicas = self._replicas()  # computed anew, because control dependencies have been added since
+        before = set[tf.Operation]()
+        for replica in replicas:
+            before |= replica.before
         compiled = [replica.compiled - before for replica in replicas]
-        after = set(part.running) - before.union(*compiled)
+        after = set(part.running).difference(before, *compiled)
         fed = {tensor.op for tensor in part.feeds}
         groups = [_in_order(part.running, group, fed) for group in (before, *compiled, after)]
         used = [_used_by(group) for group in groups]
-        stages: list[_Stage] = []
+        fetched = {tensor.ref() for tensor in part.fetches}
         given = {tensor.ref() for tensor in part.feeds}
+        stages: list[_Stage] = []
         for number, group in enumerate(groups):
-            later = {tensor.ref() for tensor in part.fetches}.union(*used[number + 1 :])
-            outputs = [one for op in group for one in op.outputs if one.ref() in later - given]
-            given.update(one.ref() for one in outputs)
-            by_xla = 0 < number <= len(replicas)
-            device = _device_of(group) if by_xla else None
+            needed_later = fetched.union(*used[number + 1 :]) - given
             inputs = [ref.deref() for ref in used[number]]
-            effects = [operation for operation in group if has_effect(operation)]
-            with graphs.control_inputs_within(group):
-                stage = graphs.Part(part.graph, group, inputs, outputs, effects)
-                function = graphs.function_of_part(stage, by_xla=by_xla)
-            stages.append(_Stage(function, inputs, outputs, device))
+            outputs = [tensor for tensor in _outputs_of(group) if tensor.ref() in needed_later]
+            given.update(tensor.ref() for tensor in outputs)
+            is_of_replica = 0 < number <= len(replicas)
+            stages.append(_make_stage(part.graph, group, inputs, outputs, by_xla=is_of_replica))
         return functools.partial(_run, stages, part.feeds, part.fetches)
 
 
@@ -74,12 +75,30 @@ class _Stage:
     device: str | None
 
 
+def _make_stage(
+    graph: Any,
+    operations: Sequence[tf.Operation],
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    *,
+    by_xla: bool,
+) -> _Stage:
+    effects = [operation for operation in operations if has_effect(operation)]
+    with graphs.control_inputs_within(operations):
+        part = graphs.Part(graph, operations, inputs, outputs, effects)
+        function = graphs.function_of_part(part, by_xla=by_xla)
+    device = _device_of(operations) if by_xla else None
+    return _Stage(function, inputs, outputs, device)
+
+
 def _run(stages: Sequence[_Stage], feeds: Sequence[tf.Tensor], fetches: Sequence[tf.Tensor], *values: Any) -> Any:
     known = {tensor.ref(): value for tensor, value in zip(feeds, values, strict=True)}
     for stage in stages:
+        arguments = [known[tensor.ref()] for tensor in stage.inputs]
         with tf.device(stage.device):
-            results = stage.function(*(known[tensor.ref()] for tensor in stage.inputs))
-        known |= {tensor.ref(): value for tensor, value in zip(stage.outputs, results, strict=True)}
+            returned = stage.function(*arguments)
+        for tensor, value in zip(stage.outputs, returned, strict=True):
+            known[tensor.ref()] = value
     return [known[tensor.ref()] for tensor in fetches]
 
 
@@ -87,20 +106,41 @@ def _in_order(
     running: Sequence[tf.Operation], group: Collection[tf.Operation], fed: Collection[tf.Operation]
 ) -> list[tf.Operation]:
     """Return `group` with operations that may be in several stages at no cost: constants, and captured handles."""
-    free = {op for op in running if not op.inputs and not op.op_def.is_stateful and op not in fed and op.outputs}
-    own = {tensor.op for op in group for tensor in op.inputs if tensor.op in free}
-    return [op for op in running if (op in group or op in own) and op not in fed]
+    wanted = set(group)
+    for operation in group:
+        wanted.update(tensor.op for tensor in operation.inputs if _is_free(tensor.op))
+    return [operation for operation in running if operation in wanted and operation not in fed]
+
+
+def _is_free(operation: tf.Operation) -> bool:
+    """Report whether the operation has a value by itself, without state."""
+    return not operation.inputs and not operation.op_def.is_stateful
 
 
 def _used_by(group: Sequence[tf.Operation]) -> list[Any]:
     """Return references of the tensors that `group` takes from outside, in order."""
     own = set(group)
-    return list(dict.fromkeys(tensor.ref() for op in group for tensor in op.inputs if tensor.op not in own))
+    used: dict[Any, None] = {}
+    for operation in group:
+        for tensor in operation.inputs:
+            if tensor.op not in own:
+                used[tensor.ref()] = None
+    return list(used)
+
+
+def _outputs_of(group: Sequence[tf.Operation]) -> list[tf.Tensor]:
+    outputs = []
+    for operation in group:
+        outputs += operation.outputs
+    return outputs
 
 
 def _device_of(group: Sequence[tf.Operation]) -> str | None:
     """Return the device on which most of the group is placed; None: any."""
-    ((device, _), *_) = collections.Counter(op.device for op in group).most_common(1) or [("", 0)]
+    if not group:
+        return None
+    devices = collections.Counter(operation.device for operation in group)
+    ((device, _),) = devices.most_common(1)
     return device or None
 
 
@@ -122,41 +162,44 @@ class _Replica:
     @classmethod
     def of(cls, roots: Sequence[tf.Tensor]) -> _Replica:
         all_needed = _ancestors([tensor.op for tensor in roots])
-        before = _ancestors([op for op in all_needed if _is_stateful(op)])
-        before |= {op for op in all_needed if op.type in _SOURCES}
+        before = _ancestors([operation for operation in all_needed if _is_stateful(operation)])
+        before |= {operation for operation in all_needed if operation.type in _SOURCES}
         return cls(before, all_needed - before, _of_model(before | all_needed))
 
 
 def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
     """Return the operations and all that they depend on; control dependencies count only for stateful operations."""
-    found, stack = set(), list(operations)
+    found = set[tf.Operation]()
+    stack = list(operations)
     while stack:
         operation = stack.pop()
         if operation not in found:
             found.add(operation)
             stack += [tensor.op for tensor in operation.inputs]
-            stack += operation.control_inputs if _is_stateful(operation) else ()
+            if _is_stateful(operation):
+                stack += operation.control_inputs
     return found
 
 
 def _is_stateful(operation: tf.Operation) -> bool:
-    return operation.op_def.is_stateful or any(tensor.dtype == tf.resource for tensor in operation.inputs)
+    return operation.op_def.is_stateful or uses_resource(operation)
 
 
 def _of_model(operations: Collection[tf.Operation]) -> set[tf.Operation]:
+    """Return those of `operations` that depend on the value of a variable."""
     found: set[tf.Operation] = set()
-    stack = [op for op in operations if _reads_a_number(op)]
+    stack = [operation for operation in operations if _reads_a_number(operation)]
     while stack:
         operation = stack.pop()
         if operation in operations and operation not in found:
             found.add(operation)
-            stack += [user for tensor in operation.outputs for user in tensor.consumers()]
+            for tensor in operation.outputs:
+                stack += tensor.consumers()
     return found
 
 
 def _reads_a_number(operation: tf.Operation) -> bool:
-    from_resource = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-    return from_resource and any(tensor.dtype.is_floating for tensor in operation.outputs)
+    return uses_resource(operation) and any(tensor.dtype.is_floating for tensor in operation.outputs)
 
 
 # --- what XLA cannot compile ----------------------------------------------------------------------------------
@@ -172,10 +215,11 @@ def explained() -> Iterator[None]:
     except tf.errors.OpError as error:
         if "tf2xla conversion failed" not in error.message:
             raise
-        lines = [line for line in error.message.splitlines() if line.strip()]
-        reason = next((line for line in lines if "XLA" in line or "compil" in line), lines[0])
+        lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+        of_reason = [line for line in lines if "XLA" in line or "compil" in line]
+        reason = of_reason[0] if of_reason else lines[0]
         raise ValueError(
-            f"train.jit=true: XLA cannot compile the gradients of this model: {reason.strip()} Set train.jit=false."
+            f"train.jit=true: XLA cannot compile the gradients of this model: {reason} Set train.jit=false."
         ) from error
 
 
@@ -189,11 +233,7 @@ def _check(replicas: Sequence[_Replica], program: Sequence[tf.Operation]) -> Non
       ValueError: the first operation that cannot be compiled, and the reason.
     """
     for operation in program:
-        having = [replica for replica in replicas if operation in replica.before or operation in replica.compiled]
-        reasons = [_reason_against(operation, replica) for replica in having]
-        if sum(operation in replica.compiled and operation in replica.of_model for replica in having) > 1:
-            reasons.append("two replicas compute with its value, as in a synchronized BatchNormalization")
-        reason = next((reason for reason in reasons if reason is not None), None)
+        reason = _reason_against(operation, replicas)
         if reason is not None:
             raise ValueError(
                 f"train.jit=true: {operation.type} {operation.name!r} cannot be compiled, but the loss depends on it: "
@@ -201,8 +241,25 @@ def _check(replicas: Sequence[_Replica], program: Sequence[tf.Operation]) -> Non
             )
 
 
-def _reason_against(operation: tf.Operation, replica: _Replica) -> str | None:
-    has_resource = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+def _reason_against(operation: tf.Operation, replicas: Sequence[_Replica]) -> str | None:
+    """Return why XLA cannot compile an operation; None: it can, or no replica needs it."""
+    num_computing = 0
+    for replica in replicas:
+        is_compiled = operation in replica.compiled
+        if not is_compiled and operation not in replica.before:
+            continue
+        reason = _reason_in_replica(operation, replica)
+        if reason is not None:
+            return reason
+        if is_compiled and operation in replica.of_model:
+            num_computing += 1
+    if num_computing > 1:
+        return "two replicas compute with its value, as in a synchronized BatchNormalization"
+    return None
+
+
+def _reason_in_replica(operation: tf.Operation, replica: _Replica) -> str | None:
+    has_resource = uses_resource(operation)
     if operation.type in CALLS and has_resource:
         return "it is a loop, a branch or a function that uses variables (a recurrent layer can be unrolled)"
     if _is_stateful(operation) and any(tensor.op in replica.of_model for tensor in operation.inputs):
@@ -210,4 +267,6 @@ def _reason_against(operation: tf.Operation, replica: _Replica) -> str | None:
     if has_resource or operation.type in _SOURCES:
         return None
     kind = "GPU" if "GPU" in operation.device else "CPU"
-    return None if operation.type in graphs.operations_of_xla(kind) else "XLA does not know this operation"
+    if operation.type not in graphs.operations_of_xla(kind):
+        return "XLA does not know this operation"
+    return None
