@@ -168,8 +168,7 @@ class Reader:
         values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
         extra = {}
         for name, value in values.items():
-            is_json = isinstance(value, bytes)
-            extra[name.removeprefix(EXTRA)] = json.loads(value) if is_json else value
+            extra[name.removeprefix(EXTRA)] = json.loads(value) if isinstance(value, bytes) else value
         return extra
 
     def has_iterator(self, worker: int) -> bool:

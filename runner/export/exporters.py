@@ -117,7 +117,7 @@ class LatestExporter(Exporter):
     ) -> Any:  # fmt: skip
         export_path = os.fsdecode(export_path)
         record: _Record | None = None
-        last = None
+        last: Mapping[str, Any] | None = None
         is_known = False
         # Tests and libraries may pass a stand-in for an estimator, and a checkpoint that is not there: without record.
         if os.path.exists(f"{checkpoint_path}.index"):

@@ -119,7 +119,8 @@ def _wrong_backends(tracking: TrackingConfig) -> dict[str, str]:
     wrong = {"backend": "a tracker's name, {fn: name, params: {}} or a list of them"}
     with suppress(AttributeError, KeyError, TypeError):
         for backend in tracking.backends:
-            if not isinstance(backend.name, str) or not isinstance(backend.params, Mapping):
+            is_backend = isinstance(backend.name, str) and isinstance(backend.params, Mapping)
+            if not is_backend:
                 return wrong
         return {}
     return wrong

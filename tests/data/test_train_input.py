@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
 from runner.checkpoint.reader import Reader
-from runner.data.input_identity import _digest, _facts, source_of
+from runner.data.input_identity import _digest, _describe, source_of
 from runner.data.inputs import build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from runner.data.train_input import TrainInput
@@ -151,12 +151,12 @@ def test_a_lambda_that_has_moved_is_the_same_input() -> None:
 def test_a_digest_of_code_is_the_same_in_another_process() -> None:
     """Constants hold code objects, which have addresses, and sets, whose order depends on the seed of hashes."""
     text = "lambda x: (x in {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, lambda: ('e', 1.5))"
-    imported = "from runner.data.input_identity import _digest, _facts"
-    script = f"{imported}\nprint(_digest(_facts(({text}).__code__)))"
+    imported = "from runner.data.input_identity import _digest, _describe"
+    script = f"{imported}\nprint(_digest(_describe(({text}).__code__)))"
     there = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, check=True
     ).stdout.decode()
-    assert there.strip() == _digest(_facts(eval(text).__code__))
+    assert there.strip() == _digest(_describe(eval(text).__code__))
 
 
 def test_settings_and_bound_arguments_tell_inputs_apart() -> None:
