@@ -5,13 +5,14 @@ reasons.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runner.classic.compat import install, names
 from runner.classic.compat.source import HOOK, INPUT_FN, MODEL_FN, SCRIPT
 
-CHANGED, UNSUPPORTED = "changed", "unsupported"
+CHANGED = "changed"
+UNSUPPORTED = "unsupported"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,11 @@ class Rule:
     num_arguments: int = 99
 
     def fits(self, name: str) -> bool:
-        return any(name == one or (one.endswith(".*") and f"{name}.".startswith(one[:-1])) for one in self.names)
+        for pattern in self.names:
+            is_below = pattern.endswith(".*") and f"{name}.".startswith(pattern[:-1])
+            if name == pattern or is_below:
+                return True
+        return False
 
 
 _GIVEN = "there is no session to feed or run: pass the tensors to model_fn through input_fn"
@@ -227,13 +232,16 @@ RUN_CONFIG: Mapping[str, str] = {
 }
 """Argument of RunConfig that behaves differently -> text of the finding."""
 
+
+def _rules(verdict: str, table: Mapping[Any, Mapping[str, str]]) -> Iterator[Rule]:
+    for only_in, texts in table.items():
+        for some_names, text in texts.items():
+            yield Rule(verdict, tuple(some_names.split()), text, only_in=only_in)
+
+
 RULES: tuple[Rule, ...] = (
-    *(
-        Rule(verdict, tuple(some.split()), text, only_in=only_in)
-        for verdict, places in ((UNSUPPORTED, _UNSUPPORTED), (CHANGED, _CHANGED))
-        for only_in, said in places.items()
-        for some, text in said.items()
-    ),
+    *_rules(UNSUPPORTED, _UNSUPPORTED),
+    *_rules(CHANGED, _CHANGED),
     Rule(UNSUPPORTED, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
     Rule(CHANGED, ("Session", "InteractiveSession"), _SESSION, only_in=SCRIPT, without="graph", num_arguments=2),
     Rule(CHANGED, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),

@@ -41,11 +41,17 @@ _TREE = """
     tools: analytics checkpoint_converter
     tpu: _tpu_estimator_embedding error_handling iteration_count_estimator tpu_config tpu_context tpu_estimator util
 """
-_MODULES = frozenset(
-    f"{folder}.{name}".strip(".")
-    for folder, _, inside in (line.strip().partition(":") for line in _TREE.strip().splitlines())
-    for name in inside.split()
-) | {""}
+
+
+def _modules_in(tree: str) -> frozenset[str]:
+    modules = {""}
+    for line in tree.strip().splitlines():
+        folder, _, inside = line.strip().partition(":")
+        modules.update(f"{folder}.{name}".strip(".") for name in inside.split())
+    return frozenset(modules)
+
+
+_MODULES = _modules_in(_TREE)
 """The modules, below `tensorflow_estimator.python.estimator`; "" is that itself."""
 
 _PUBLIC: Mapping[str, str] = {**names.V1_NAMES, **names.KERAS_NAMES}
@@ -82,12 +88,13 @@ _HEADS: Mapping[str, str] = {"canned.head": "_Head", "head.sequential_head": "Se
 
 def exported(*names: str, v1: Any = None) -> Callable[[Any], Any]:
     """Return a decorator without effect, in place of the one that put 2.15's names on TensorFlow."""
-    return lambda one: one
+    return lambda symbol: symbol
 
 
 def _source_of(module: str) -> Path:
     """Return the file of a module, which may not exist."""
-    return (names.package() or Path(os.devnull)).joinpath("python/estimator", *module.split(".")).with_suffix(".py")
+    package = names.package() or Path(os.devnull)
+    return package.joinpath("python/estimator", *module.split(".")).with_suffix(".py")
 
 
 def _execute(module: types.ModuleType, below: str) -> None:
@@ -100,16 +107,17 @@ def _execute(module: types.ModuleType, below: str) -> None:
         vars(module).update(before)
         raise NotServed(f"{module.__name__}: 2.15's own code cannot run here, with this Keras: {error}") from error
     keras_3: Any = ()
-    if tf := vars(module).get("tf"):
-        # The runner weights gradients itself, so no replica may divide its loss by the number of replicas.
-        strategy_of_one = lambda: Overlay(tf.distribute.get_strategy(), num_replicas_in_sync=1)  # noqa: E731
-        keras_3 = () if hasattr(tf.keras, "experimental") else tf.keras.Model
-        vars(module)["tf"] = Overlay(tf, distribute=Overlay(tf.distribute, get_strategy=strategy_of_one))
+    tf = vars(module).get("tf")
+    if tf:
+        if not hasattr(tf.keras, "experimental"):
+            keras_3 = tf.keras.Model
+        vars(module)["tf"] = _without_replicas(tf)
     if below in _HEADS:
         kind = vars(module)[_HEADS[below]]
         kind.create_estimator_spec = _exact(kind.create_estimator_spec)
     for name, value in list(vars(module).items()):
-        place, instead = _find(f"{below}.{name}"), _NOT_SERVED.get(f"{below}.{name}")
+        place = _find(f"{below}.{name}")
+        instead = _NOT_SERVED.get(f"{below}.{name}")
         if isinstance(value, type) and issubclass(value, keras_3):
             instead = _NEEDS_KERAS_2
         if instead:
@@ -117,6 +125,17 @@ def _execute(module: types.ModuleType, below: str) -> None:
             value.__new__ = staticmethod(functools.partial(_refuse, text))
         elif place not in (None, MODULE, SOURCE) and not name.startswith("__"):
             setattr(module, name, load(str(place), name))
+
+
+def _without_replicas(tf: Any) -> Any:
+    """Return TensorFlow with strategies of one replica: the runner weights gradients itself, so no replica may divide
+    its loss by their number.
+    """
+
+    def get_strategy() -> Any:
+        return Overlay(tf.distribute.get_strategy(), num_replicas_in_sync=1)
+
+    return Overlay(tf, distribute=Overlay(tf.distribute, get_strategy=get_strategy))
 
 
 def _refuse(text: str, *args: Any, **kwargs: Any) -> None:
@@ -136,8 +155,9 @@ def _exact(create_estimator_spec: Callable[..., Any]) -> Callable[..., Any]:
         from runner.programs.batch_losses import batch_part
 
         reduction = getattr(head, "_loss_reduction", None) or head.loss_reduction
-        of_steps = not (hasattr(head, "_loss_reduction") or checks.is_sum(reduction))
-        if mode == "train" and of_steps and not checks.is_weighted_mean(reduction) and not batch_part().is_whole:
+        is_mean = not checks.is_sum(reduction) and not checks.is_weighted_mean(reduction)
+        is_mean_over_steps = is_mean and not hasattr(head, "_loss_reduction")
+        if mode == "train" and is_mean_over_steps and not batch_part().is_whole:
             raise ValueError(
                 f"SequentialHeadWrapper(static_head), whose loss_reduction={reduction!r}: with several replicas each "
                 "would divide by its own steps. Give static_head loss_reduction=tf.compat.v1.losses.Reduction.MEAN."
@@ -156,9 +176,13 @@ def _find(name: str) -> str | None:
     module, _, last = name.rpartition(".")
     if module not in _MODULES:
         return None
-    ours = _PUBLIC.get(f"{module.partition('.')[0]}.{last}", _BY_LAST.get(last))  # a module's own names win
+    part = module.partition(".")[0]
+    ours = _PUBLIC.get(f"{part}.{last}", _BY_LAST.get(last))  # a module's own names win
+    if ours:
+        return ours
     file = _source_of(module)
-    return ours or (SOURCE if file.exists() and last in defined_in(file) and not text_of(_NOT_SERVED, module) else None)
+    is_in_source = file.exists() and last in defined_in(file)
+    return SOURCE if is_in_source and not text_of(_NOT_SERVED, module) else None
 
 
 def is_of_source(name: str) -> bool:
@@ -171,13 +195,20 @@ def is_of_source(name: str) -> bool:
 def _find_old(name: str) -> str | None:
     """Find a name below `tensorflow.python.estimator`: a source is executed once, in the module of the package."""
     place = _find(name)
-    return ":".join(f"{_ROOT}.{name}".rsplit(".", 1)) if place == SOURCE else place
+    if place != SOURCE:
+        return place
+    module, _, last = f"{_ROOT}.{name}".rpartition(".")
+    return f"{module}:{last}"
 
 
 def _reason(name: str, shown: str) -> str:
-    instead = text_of(_NOT_SERVED, name) or ("" if names.package() else names.NEEDS_PACKAGE)
+    instead = text_of(_NOT_SERVED, name)
+    if not instead and not names.package():
+        instead = names.NEEDS_PACKAGE
     hint = did_you_mean(name.rpartition(".")[2], _BY_LAST)
-    return f"{shown} is not available: {instead}.{hint}" if instead else f"{shown} does not exist.{hint}"
+    if instead:
+        return f"{shown} is not available: {instead}.{hint}"
+    return f"{shown} does not exist.{hint}"
 
 
 _SPACE = Space(
@@ -192,9 +223,11 @@ _API_MODULE = re.compile(r"|python(\.estimator)?|_api|(_api\.)?_?v[12](\.v[12])?
 
 
 def _find_api(name: str) -> str | None:
-    if match := _API_NAME.fullmatch(name):
+    match = _API_NAME.fullmatch(name)
+    if match:
         is_of_1 = match[1] != "v2" or match[2].startswith("estimator.inputs")
-        return f"tensorflow:compat.{'v1' if is_of_1 else 'v2'}.{match[2]}"
+        version = "v1" if is_of_1 else "v2"
+        return f"tensorflow:compat.{version}.{match[2]}"
     return MODULE if _API_MODULE.fullmatch(name) else None
 
 

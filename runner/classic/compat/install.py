@@ -127,7 +127,8 @@ def _put_on_v1(v1: Any) -> None:
     v1.estimator = _finder.module(f"{_V1}.estimator")
     v1.contrib = _finder.module(contrib.ROOT)  # not tf.contrib: libraries would take this for TensorFlow 1
     tf_estimator.put_on_keras(v1, "estimator", _finder.module("tensorflow.keras.estimator"))
-    v1.layers, v1.nn.rnn_cell = _finder.module(f"{_V1}.layers"), _finder.module(f"{_V1}.nn.rnn_cell")
+    v1.layers = _finder.module(f"{_V1}.layers")
+    v1.nn.rnn_cell = _finder.module(f"{_V1}.nn.rnn_cell")
     v1.tpu.CrossShardOptimizer = cross_shard_optimizer
     v1.train.ProfilerHook = profiler_hook
     _put_strategies(v1.distribute, sys.modules["tensorflow"].distribute)
@@ -154,7 +155,8 @@ def _put_strategies(old: Any, new: Any) -> None:
     """Replace the strategies of tf.compat.v1, which need TensorFlow 1's graphs and share keys of collectives, by those
     of TensorFlow 2 with the same arguments.
     """
-    old.MirroredStrategy, old.OneDeviceStrategy = new.MirroredStrategy, new.OneDeviceStrategy
+    old.MirroredStrategy = new.MirroredStrategy
+    old.OneDeviceStrategy = new.OneDeviceStrategy
     old.experimental.CentralStorageStrategy = new.experimental.CentralStorageStrategy
     old.experimental.MultiWorkerMirroredStrategy = new.experimental.MultiWorkerMirroredStrategy
 

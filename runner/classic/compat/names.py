@@ -98,7 +98,9 @@ def package() -> Path | None:
         found = importlib.metadata.distribution("tensorflow-estimator")
     except importlib.metadata.PackageNotFoundError:
         return None
-    return Path(str(found.locate_file("tensorflow_estimator"))) if found.version == "2.15.0" else None
+    if found.version != "2.15.0":
+        return None
+    return Path(str(found.locate_file("tensorflow_estimator")))
 
 
 def reason(table: Iterable[str], name: str, shown: str) -> str:
@@ -110,14 +112,19 @@ def reason(table: Iterable[str], name: str, shown: str) -> str:
 
 def _space(table: Mapping[str, str], of_package: Mapping[str, str] = MappingProxyType({})) -> Space:
     modules = modules_of((*table, *GONE))
-    return Space(
-        lambda name: MODULE if name in modules else table.get(name) or (of_package.get(name) if package() else None),
-        functools.partial(reason, table),
-        functools.partial(within, table),
-    )
+
+    def find(name: str) -> str | None:
+        if name in modules:
+            return MODULE
+        if name in table:
+            return table[name]
+        return of_package.get(name) if package() else None
+
+    return Space(find, functools.partial(reason, table), functools.partial(within, table))
 
 
-V1_SPACE, _KERAS = _space(V1_NAMES), _space(KERAS_NAMES)
+V1_SPACE = _space(V1_NAMES)
+_KERAS = _space(KERAS_NAMES)
 SPACES: Mapping[str, Space] = {
     "tensorflow.estimator": _space(NAMES, OF_PACKAGE),
     "tensorflow.compat.v1.estimator": V1_SPACE,

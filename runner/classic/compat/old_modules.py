@@ -53,8 +53,10 @@ class Space(NamedTuple):
     def serves(self, name: str) -> bool:
         """Report whether `name` is an object, an attribute of one, or a module that is not empty."""
         parts = name.split(".")
-        beginnings = (".".join(parts[: end + 1]) for end in range(len(parts)))
-        return any(map(self.find, beginnings)) or (self.find(name) == MODULE and bool(self.listed(name)))
+        for end in range(1, len(parts) + 1):
+            if self.find(".".join(parts[:end])):
+                return True
+        return self.find(name) == MODULE and bool(self.listed(name))
 
 
 _ROW = re.compile(r"^([^\s#].*) @ (\S+):(.*(?:\n .*)*)", re.MULTILINE)
@@ -69,15 +71,21 @@ def places_in(table: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for modules, place, names in _ROW.findall(table):
-        for name, _, other in (one.partition("=") for one in names.split()):
-            at = f"{place}{'.' if ':' in place else ':'}{other or name}"
-            found |= {f"{module}.{name}".lstrip("."): at for module in modules.split()}
+        before = f"{place}." if ":" in place else f"{place}:"
+        for pair in names.split():
+            name, _, other = pair.partition("=")
+            for module in modules.split():
+                found[f"{module}.{name}".lstrip(".")] = before + (other or name)
     return found
 
 
 def modules_of(names: Iterable[str]) -> frozenset[str]:
     """Return the modules of dotted names: "" and `export` for `export.ExportOutput`."""
-    return frozenset(".".join(name.split(".")[:end]) for name in names for end in range(name.count(".") + 1))
+    modules: set[str] = set()
+    for name in names:
+        parts = name.split(".")
+        modules.update(".".join(parts[:end]) for end in range(len(parts)))
+    return frozenset(modules)
 
 
 def within(names: Iterable[str], module: str) -> list[str]:
@@ -88,12 +96,16 @@ def within(names: Iterable[str], module: str) -> list[str]:
 
 def by_name(table: Mapping[str, str]) -> dict[str, str]:
     """Return name -> its text, from a table of names separated by blanks -> the text of each of them."""
-    return {name: text for names, text in table.items() for name in names.split()}
+    texts: dict[str, str] = {}
+    for names, text in table.items():
+        texts.update(dict.fromkeys(names.split(), text))
+    return texts
 
 
 def nearest(names: Iterable[str], name: str) -> str | None:
     """Return the longest of dotted `names` that is `name` itself or that `name` is below; None: there is none."""
-    return max((one for one in names if f"{name}.".startswith(f"{one}.")), key=len, default=None)
+    above = (other for other in names if f"{name}.".startswith(f"{other}."))
+    return max(above, key=len, default=None)
 
 
 def text_of(table: Mapping[str, str], name: str) -> str:
@@ -139,11 +151,15 @@ def load(place: str, shown: str) -> Any:
         if package not in ("tf_slim", "tf_keras"):
             raise
         raise ImportError(f"{shown} needs the package {package}: pip install 'estimator-runner[classic]'") from None
-    return functools.reduce(getattr, attribute.split("."), loaded) if attribute else loaded
+    if not attribute:
+        return loaded
+    return functools.reduce(getattr, attribute.split("."), loaded)
 
 
 def _shown(name: str) -> str:
-    return f"tf.{name.removeprefix('tensorflow.')}" if name.startswith("tensorflow.") else name
+    if not name.startswith("tensorflow."):
+        return name
+    return name.replace("tensorflow.", "tf.", 1)
 
 
 class OldModule(types.ModuleType):
@@ -152,14 +168,16 @@ class OldModule(types.ModuleType):
     def __init__(self, name: str, space: Space, below: str) -> None:
         super().__init__(name, "A module of an older TensorFlow, on the runner.")
         self.__path__: list[str] = []  # or Python would refuse to import modules in it
-        self._space, self._below = space, below
+        self._space = space
+        self._below = below
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return dir(self)
         if name.startswith("__"):  # libraries ask every module for `__file__` and the like
             raise AttributeError(name)
-        below, whole = f"{self._below}.{name}".removeprefix("."), f"{self.__name__}.{name}"
+        below = f"{self._below}.{name}".removeprefix(".")
+        whole = f"{self.__name__}.{name}"
         place = self._space.find(below)
         if place == MODULE:
             return importlib.import_module(whole)
@@ -221,9 +239,11 @@ class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def module(self, name: str) -> OldModule:
         """Return the module `name` of a space, always the same one. This imports neither it nor its parents."""
         if name not in self._modules:
-            place = space_of(self._spaces, name)
-            assert place is not None
-            self._modules[name] = (OldModule if place[0].find(place[1]) == MODULE else Refused)(name, *place)
+            found = space_of(self._spaces, name)
+            assert found is not None
+            space, below = found
+            kind = OldModule if space.find(below) == MODULE else Refused
+            self._modules[name] = kind(name, space, below)
         return self._modules[name]
 
     def find_spec(
@@ -232,11 +252,13 @@ class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         space, below = space_of(self._spaces, fullname) or (None, "")
         if space is None:
             return None
-        place, elsewhere = space.find(below), None
+        place = space.find(below)
+        elsewhere: tuple[types.ModuleType, ModuleSpec | None] | None = None
         if place and place != SOURCE:
             with contextlib.suppress(AttributeError):  # a space of all names also finds those that do not exist
                 value = load(place, _shown(fullname))
-                elsewhere = (value, value.__spec__) if isinstance(value, types.ModuleType) else None
+                if isinstance(value, types.ModuleType):
+                    elsewhere = (value, value.__spec__)
         if place != MODULE and elsewhere is None:
             if not space.is_refused_late:
                 return None
@@ -258,10 +280,9 @@ class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _is_tried() -> bool:
     """Report whether the import statement that is running is in a `try` with `except`, which handles import errors."""
+    files_of_imports = (__file__, importlib.__file__, "<frozen importlib")
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(
-        (__file__, importlib.__file__, "<frozen importlib")
-    ):
+    while frame is not None and frame.f_code.co_filename.startswith(files_of_imports):
         frame = frame.f_back
     return frame is not None and frame.f_lineno in _tried_lines(frame.f_code.co_filename)
 
@@ -272,6 +293,11 @@ def _tried_lines(file: str) -> frozenset[int]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # written for another Python version
         return frozenset()
-    tried = (node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers)
-    statements = (statement for node in tried for statement in node.body)
-    return frozenset(line for one in statements for line in range(one.lineno, (one.end_lineno or one.lineno) + 1))
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Try) or not node.handlers:
+            continue
+        for statement in node.body:
+            last = statement.end_lineno or statement.lineno
+            lines.update(range(statement.lineno, last + 1))
+    return frozenset(lines)

@@ -68,14 +68,20 @@ def _is_beside(package: str, file: Path) -> bool:
     may be started.
     """
     sources = (f"{package}.py", f"{package}/*.py", f"{package}/*/*.py")  # a folder such as /run is no package
-    return any(next(folder.glob(source), None) for folder in file.absolute().parents for source in sources)
+    for folder in file.absolute().parents:
+        for source in sources:
+            if next(folder.glob(source), None) is not None:
+                return True
+    return False
 
 
 def in_place_of_tensorflow(file: Path) -> Path | None:
     """Return the file or folder beside `file` that Python would import as `tensorflow`; None if there is none."""
-    beside = (file.absolute().parent / "tensorflow" / "__init__.py", file.absolute().parent / "tensorflow.py")
-    found = next((path for path in beside if path.exists()), None)
-    return found.parent if found is not None and found.name == "__init__.py" else found
+    package = file.absolute().parent / "tensorflow"
+    if (package / "__init__.py").exists():
+        return package
+    module = package.with_suffix(".py")
+    return module if module.exists() else None
 
 
 def of_the_users_own(name: str, file: Path) -> Path | None:

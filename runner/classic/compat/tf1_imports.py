@@ -73,14 +73,18 @@ def signs(tree: ast.AST, installed: Installed) -> Signs:
     fields: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
     names_version = any(use.name.startswith(f"{V1}.") for use in used)
     tried = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
-    for use in used if installed.is_there else ():
+    if not installed.is_there:
+        return Signs(**fields)
+    for use in used:
         if any(node.lineno <= use.line <= (node.end_lineno or 0) for node in tried):
             continue  # `except` handles versions without that name
         if use.name in _METHODS_OF_1 and not names_version:
             fields.setdefault("of_1", use)
-        if use.name.startswith(f"{V1}.") or not use.name.startswith("tensorflow.") or use.is_private:
+        is_of_tensorflow = use.name.startswith("tensorflow.")
+        if not is_of_tensorflow or use.name.startswith(f"{V1}.") or use.is_private:
             continue
-        is_1, is_2 = _has(installed, f"{V1}.{use.api_name}"), _has(installed, use.name)
+        is_1 = _has(installed, f"{V1}.{use.api_name}")
+        is_2 = _has(installed, use.name)
         if is_1 != is_2:
             fields.setdefault("of_1" if is_1 else "of_2", use)
     return Signs(**fields)
@@ -94,21 +98,25 @@ def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        function = node.func if isinstance(node, ast.Call) else None
-        says = getattr(function, "attr", getattr(function, "id", "")) in _SAYING
-        if says or isinstance(node, ast.Assert):
+        if _says(node) or isinstance(node, ast.Assert):
             continue
         if isinstance(node, ast.Assign) and _at(node.value) in places and isinstance(node.targets[0], ast.Name):
             names_of_it.add(node.targets[0].id)
             waiting = [tree]
             places -= {_at(node.value)}
-        elif _at(node) in places:
+            continue
+        is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if _at(node) in places or (is_read and node.id in names_of_it):  # type: ignore[attr-defined]
             return True
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names_of_it:
-            return True
-        else:
-            waiting += ast.iter_child_nodes(node)
+        waiting += ast.iter_child_nodes(node)
     return False
+
+
+def _says(node: ast.AST) -> bool:
+    """Report whether a node is a call that prints or logs."""
+    function = node.func if isinstance(node, ast.Call) else None
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return name in _SAYING
 
 
 def _at(node: ast.AST) -> tuple[int, int]:
@@ -117,10 +125,15 @@ def _at(node: ast.AST) -> tuple[int, int]:
 
 def _has_dimensions(tree: ast.AST) -> bool:
     """Report whether the source has an expression such as `x.shape[-1].value` or `x.get_shape()[0].value`."""
-    values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "value")
-    shapes = (one.value for one in values if isinstance(one, ast.Subscript))
-    called = (one.func if isinstance(one, ast.Call) else one for one in shapes)
-    return any(isinstance(one, ast.Attribute) and one.attr in ("shape", "get_shape") for one in called)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node.attr != "value" or not isinstance(node.value, ast.Subscript):
+            continue
+        shape = node.value.value
+        if isinstance(shape, ast.Call):
+            shape = shape.func
+        if isinstance(shape, ast.Attribute) and shape.attr in ("shape", "get_shape"):
+            return True
+    return False
 
 
 def _has(installed: Installed, name: str) -> bool:
@@ -137,7 +150,10 @@ def as_version_1(tree: ast.AST) -> None:
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, ())
             if isinstance(statements, list):
-                statements[:] = [one for statement in statements for one in _meaning_1(statement)]
+                changed: list[ast.stmt] = []
+                for statement in statements:
+                    changed += _meaning_1(statement)
+                statements[:] = changed
     ast.fix_missing_locations(tree)
 
 
@@ -155,7 +171,8 @@ def with_values_of_dimensions(tree: ast.Module) -> None:
     place = 0
     for index, statement in enumerate(tree.body):  # only a docstring and __future__ imports may come before it
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if not is_text and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
+        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if not is_text and not is_future:
             break
         place = index + 1
     tree.body.insert(place, ast.copy_location(_DIMENSION, tree.body[0]))
@@ -203,7 +220,9 @@ def _of_1(module: str) -> str:
     if module in _DATASETS:
         return f"{V1}.data"
     _, _, rest = module.partition(".")
-    return module if rest.partition(".")[0] in _AS_THEY_ARE else f"{V1}.{rest}"
+    if rest.partition(".")[0] in _AS_THEY_ARE:
+        return module
+    return f"{V1}.{rest}"
 
 
 def watch_imports(main: str = "__main__") -> Sources:
@@ -228,7 +247,9 @@ class Sources(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self, installed: Installed, main: str) -> None:
-        self._installed, self._main, self._is_1 = installed, main, False
+        self._installed = installed
+        self._main = main
+        self._is_1 = False  # of the main module
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
