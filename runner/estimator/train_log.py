@@ -85,6 +85,11 @@ class TrainLog:
             end_of_input = began + int(steps)
             target = min(target or end_of_input, end_of_input)
         self._context.progress.start(target, self._first_step, epochs)
+        if self._program.hides_stragglers and self._context.is_chief:
+            _log.info(
+                "A worker that slows the others is not named: with train.jit, train.gradient_accumulation, "
+                "train.precision=mixed_float16 and run.eager no worker measures its own part of a step."
+            )
         # If the chief has summaries, they split the loops of all workers, because all must run the same graph
         # functions.
         if self._context.collectives.any(bool(self._program.summaries)):

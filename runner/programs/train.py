@@ -142,6 +142,8 @@ class TrainProgram(Program):
         """Report whether a loop reads its iterator in a graph of this process."""
         # A step of several programs (train.gradient_accumulation, precision, jit) begins with collectives of its own.
         self._times_steps = meets_others and self.loops_in_graph and not self._is_cut
+        self.hides_stragglers = meets_others and not self._times_steps
+        """Report whether workers wait for each other, and none measures what its own part of a step takes."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
         """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""

@@ -113,6 +113,15 @@ def test_the_worker_that_slows_the_steps_is_named_with_the_cause(
         assert noted[-1]["step"] == 40 and sum(line["steps"] for line in noted) == 39  # the first loop was one step
 
 
+def test_a_run_that_does_not_measure_its_workers_says_so(tmp_path: Path, command_line: CommandLine) -> None:
+    cut = ["model.fn=tests.support.line.native_line", "input.train.batch_size=4", "train.gradient_accumulation=2"]
+    done = command_line(*RUN, *cut, "train.log_steps=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert said.count("with train.jit, train.gradient_accumulation") == 1
+    assert summary_of(tmp_path)["step_times"] is None
+
+
 def test_the_steps_of_each_worker_of_parameter_servers_are_counted(tmp_path: Path, command_line: CommandLine) -> None:
     places = ["strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1", "command=train"]
     words = [*SMALL, *places, "model_dir=run", "train.max_steps=40", "train.log_steps=10", "train.steps_per_loop=10"]
