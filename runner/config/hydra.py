@@ -232,7 +232,11 @@ class Composer:
         return config
 
     def job(self, words: Sequence[str]) -> DictConfig:
-        """Return the config of a run or of one job, equal to the one that Hydra composes."""
+        """Return the config of a run or of one job, equal to the one that Hydra composes.
+
+        Hydra composes what `words` say of groups; `values`, the keys in groups that only get another value, are set on
+        a copy of that.
+        """
         parsed = OverridesParser.create().parse_overrides(list(words))
         # A value is set after the groups, but not before a word to the left that adds, deletes or merges keys.
         first = 0
@@ -248,6 +252,7 @@ class Composer:
             else:
                 composed.append(str(override.input_line))
         base = self._base(tuple(composed))
+        # For `declared`: all words but those that set keys in a group.
         self._choices = tuple(str(override.input_line) for override in parsed if not _is_in_a_group(override))
         try:
             for override in values:

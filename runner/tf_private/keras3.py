@@ -159,6 +159,7 @@ def _watching_keras_3(
     from keras.src.backend.common import global_state
     from keras.src.losses import loss as keras_loss
 
+    # A list for each subject. No attribute is in two of them, so their order means nothing.
     return all_replaced(
         *_refusing_quantization(),
         *_noting_owners(trace),
