@@ -55,7 +55,8 @@ class RunError(RuntimeError):
 
     def __init__(self, message: str, code: int, model_dir: Path | None = None) -> None:
         super().__init__(message)
-        self.code, self.model_dir = code, model_dir
+        self.code = code
+        self.model_dir = model_dir
 
 
 @dataclass(frozen=True)
@@ -124,20 +125,31 @@ class Run:
         if find_spec("pandas") is None:
             import numpy as np
 
-            arrays = {name: np.array(list(points), float).reshape(-1, 2) for name, points in chosen.items()}
-            return {name: (table[:, 0].astype(np.int64), table[:, 1]) for name, table in arrays.items()}
+            curves = {}
+            for name, points in chosen.items():
+                table = np.array(list(points), float).reshape(-1, 2)  # also of a curve without a point
+                steps = table[:, 0].astype(np.int64)
+                values = table[:, 1]
+                curves[name] = (steps, values)
+            return curves
         import pandas as pd
 
-        columns = {name: pd.Series(dict(points), dtype=float) for name, points in chosen.items()}
+        columns = {}
+        for name, points in chosen.items():
+            columns[name] = pd.Series(dict(points), dtype=float)
         return pd.DataFrame(columns).sort_index().rename_axis("step")
 
     def _repr_html_(self) -> str:
         """Return how a notebook shows the run: its end or how far it is, its metrics, and its curves."""
         summary = self.summary
         facts = {"status": self.status, "global_step": summary.get("global_step"), "error": summary.get("error")}
-        facts |= {name: format_number(float(value)) for name, value in self.metrics.items()}
+        for name, metric in self.metrics.items():
+            facts[name] = format_number(float(metric))
         facts["model_dir"] = str(self.model_dir)
-        rows = [f"<tr><th>{escape(name)}</th><td>{escape(str(one))}</td></tr>" for name, one in facts.items() if one]
+        rows = []
+        for name, fact in facts.items():
+            if fact:
+                rows.append(f"<tr><th>{escape(name)}</th><td>{escape(str(fact))}</td></tr>")
         picture = self.model_dir / CURVES_FILE
         shown = ""
         if picture.is_file():
@@ -148,14 +160,18 @@ class Run:
     @property
     def checkpoints(self) -> list[SavedCheckpoint]:
         """The run's checkpoints, oldest first."""
-        paths = [str(self.model_dir / name) for name in layout.list_names(self.model_dir)]
-        found = [(layout.step_of(path), path) for path in paths]
-        return [SavedCheckpoint(step, path, retention.metrics_of(path)) for step, path in found if step is not None]
+        found = []
+        for name in layout.list_names(self.model_dir):
+            path = str(self.model_dir / name)
+            step = layout.step_of(path)
+            if step is not None:
+                found.append(SavedCheckpoint(step, path, retention.metrics_of(path)))
+        return found
 
     @property
     def model_fn(self) -> Callable[..., Any]:
         """The model_fn that the config names. Importing it usually imports TensorFlow."""
-        return _function("model.fn", self.config.model.fn, "model_fn")
+        return _load_function("model.fn", self.config.model.fn, "model_fn")
 
     @property
     def input_fns(self) -> dict[str, Callable[..., Any]]:
@@ -164,9 +180,16 @@ class Run:
         Importing them usually imports TensorFlow.
         """
         config = self.config.input
-        blocks = {"train": config.train, **{f"eval.{name}".rstrip("."): block for name, block in config.evals.items()}}
-        blocks["predict"] = config.predict
-        return {name: _function(f"input.{name}.fn", block.fn, "input_fn") for name, block in blocks.items() if block.fn}
+        names = {"train": config.train.fn}
+        for evaluation, block in config.evals.items():
+            key = f"eval.{evaluation}" if evaluation else "eval"
+            names[key] = block.fn
+        names["predict"] = config.predict.fn
+        functions = {}
+        for key, name in names.items():
+            if name:
+                functions[key] = _load_function(f"input.{key}.fn", name, "input_fn")
+        return functions
 
     def train(self, *overrides: str) -> Run:
         """Resume the run and return it.
@@ -191,7 +214,7 @@ class Run:
         Raises:
           RunError: the evaluation failed.
         """
-        return dict(self._command("evaluate", overrides)["metrics"])
+        return dict(self._run_command("evaluate", overrides)["metrics"])
 
     def predict(self, *overrides: str) -> Iterator[Any]:
         """Predict with the run's newest checkpoint, and yield the predictions example by example.
@@ -206,15 +229,17 @@ class Run:
         Raises:
           RunError: the prediction failed.
         """
-        return _read_predictions(Path(self._command("predict", overrides)["predictions"]))
+        path = self._run_command("predict", overrides)["predictions"]
+        return _read_predictions(Path(path))
 
     def export(self, *overrides: str) -> list[Path]:
         """Export the run's newest checkpoint as a SavedModel, and return the folders of the exports."""
-        return [Path(path) for path in self._command("export", overrides)["exports"]]
+        return [Path(path) for path in self._run_command("export", overrides)["exports"]]
 
-    def _command(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    def _run_command(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Run a command that reads the run, and return its summary."""
-        run(f"command={name}", f"model_dir={remote_dir(self.model_dir) or self.model_dir}", *overrides)
+        where = remote_dir(self.model_dir) or self.model_dir
+        run(f"command={name}", f"model_dir={where}", *overrides)
         return read_summary(self.model_dir / f"summary.{name}.json")
 
 
@@ -252,8 +277,8 @@ def run(
         with command_of(overrides, _STARTER) as line:
             code = line.run()
     except (HydraException, *MISTAKES) as error:
-        text = mask_text(str(mistake_in(error, overrides)), secrets_of_overrides(overrides))
-        raise RunError(text, USER_ERROR) from error
+        mistake = str(mistake_in(error, overrides))
+        raise RunError(mask_text(mistake, secrets_of_overrides(overrides)), USER_ERROR) from error
     finally:
         START_STATUS.stop()
     if code in (FAILED, USER_ERROR):
@@ -271,8 +296,10 @@ def load(model_dir: str | os.PathLike[str]) -> Run:
     """
     folder = Path(local_folder("model_dir=", os.fspath(model_dir), is_read=True)).absolute()
     if not (folder / saved_config.FILE).exists():
-        known = sorted(str(path.parent) for path in Path("outputs").glob(f"*/{saved_config.FILE}"))[-3:]
-        hint = f" The newest in outputs: {', '.join(known)}." if known else ""
+        known = sorted(str(path.parent) for path in Path("outputs").glob(f"*/{saved_config.FILE}"))
+        hint = ""
+        if known:  # their names begin with the time
+            hint = f" The newest in outputs: {', '.join(known[-3:])}."
         raise FileNotFoundError(
             f"runner.load({str(model_dir)!r}): there is no run in this folder ({saved_config.FILE} is missing).{hint}"
         )
@@ -285,14 +312,17 @@ def _named_functions(model_fn: Callable[..., Any] | None, input_fns: Mapping[str
     Raises:
       RunError: a function cannot be found by its name.
     """
-    given = {} if model_fn is None else {"model.fn": model_fn}
-    given |= {f"input.{name}.fn": function for name, function in input_fns.items()}
+    given = {}
+    if model_fn is not None:
+        given["model.fn"] = model_fn
+    for name, function in input_fns.items():
+        given[f"input.{name}.fn"] = function
     overrides = []
     for key, function in given.items():
         module = getattr(function, "__module__", None)
-        name = getattr(function, "__qualname__", "")
+        qualified_name = getattr(function, "__qualname__", "")
         found: Any = sys.modules.get(str(module))
-        for part in name.split("."):
+        for part in qualified_name.split("."):
             found = getattr(found, part, None)
         if found is not function:
             raise RunError(
@@ -300,11 +330,11 @@ def _named_functions(model_fn: Callable[..., Any] | None, input_fns: Mapping[str
                 "and classes.",
                 USER_ERROR,
             )
-        overrides.append(f"{key}={module}.{name}")
+        overrides.append(f"{key}={module}.{qualified_name}")
     return overrides
 
 
-def _function(key: str, name: str | None, default: str) -> Callable[..., Any]:
+def _load_function(key: str, name: str | None, default: str) -> Callable[..., Any]:
     user_code.add_to_path(Path.cwd())
     return user_code.load(key, str(name), default)
 
@@ -339,5 +369,8 @@ def _read_examples(path: Path) -> Iterator[dict[str, Any]]:
 
     for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
         features = tf.train.Example.FromString(record).features.feature
-        lists = {name: getattr(feature, feature.WhichOneof("kind")) for name, feature in features.items()}
-        yield {name: np.array(values.value) for name, values in lists.items()}
+        arrays = {}
+        for name, feature in features.items():
+            values = getattr(feature, feature.WhichOneof("kind"))  # bytes_list, float_list or int64_list
+            arrays[name] = np.array(values.value)
+        yield arrays

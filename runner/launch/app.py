@@ -87,9 +87,11 @@ def run_command_line() -> int:
             return command.run()
     except (HydraException, *MISTAKES, OSError) as error:
         with one_object("run.output=json" in words) as answer:
-            answer |= {"status": "failed", "error": say_error(error, env)}
-        # Another OSError is no mistake: such as a full disk under the folder of a sweep.
-        return USER_ERROR if isinstance(error, (HydraException, *MISTAKES)) else FAILED
+            answer["status"] = "failed"
+            answer["error"] = say_error(error, env)
+        if isinstance(error, (HydraException, *MISTAKES)):
+            return USER_ERROR
+        return FAILED  # another OSError is no mistake: such as a full disk under the folder of a sweep
     except Exception as error:  # a bug of the runner: show the traceback, without secrets
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(words)))
@@ -107,9 +109,13 @@ def command_of(words: Sequence[str], starter: TaskStarter | None = None) -> Iter
     Raises:
       ConfigError: a word cannot be read.
     """
-    env, argv = dict(os.environ), sys.argv
+    env = dict(os.environ)
+    argv = sys.argv
     # Secrets are taken from the words as typed, because Hydra may report an error before there is a config.
-    extend_secrets(name for word in words for name in _names_of_secrets(word))
+    names = []
+    for word in words:
+        names += _names_of_secrets(word)
+    extend_secrets(names)
     # With this variable Hydra raises its errors, and the runner reports them. Without it Hydra prints and exits with 1.
     os.environ[FULL_ERROR] = "1"
     try:
@@ -181,7 +187,8 @@ class CommandLine:
             return None
         try:
             is_run = HydraConfig.get().mode == RunMode.RUN
-            with one_object(is_run and OmegaConf.select(composed, "run.output") == "json") as self.answer:
+            wants_object = is_run and OmegaConf.select(composed, "run.output") == "json"
+            with one_object(wants_object) as self.answer:
                 return self._run_job(composed)
         except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
             if self.command.is_copy:
@@ -204,59 +211,30 @@ class CommandLine:
         secrets = secret_keys.listed_in(composed, self.command.env)
         listed = SecretList.of(secrets, self.command.env)
         also_hide(listed)  # from here on, messages of the command
+        name = ""
+        settings = ""
         if is_sweep:
-            from runner.launch.sweeps.multirun import SEED, SweepJob, name_of_job, settings_of_job
-
-            self.multirun.only_lists = composed.get("command") == "dry_run"
-            batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
-            self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
-            varied = [text for text in overrides if text != "command=dry_run"]
-            swept = {*(hydra_config.sweeper.get("params") or ())}
-            if OmegaConf.select(composed, "sweep.seeds"):  # Optuna's sweeper sets run.seed
-                swept.add(SEED)
-            name = name_of_job(self.command.argv, varied, swept, listed)
-            settings = settings_of_job(self.command.argv, varied, swept, listed)
+            self._count_jobs(composed)
+            name, settings = self._varied_in(composed, overrides, listed)
+        declared = None
+        if self._composer is not None:
+            declared = self._composer.declared
         try:
-            if hydra_config.job.chdir:
-                raise NotAllowed(
-                    "hydra.job.chdir=true is not supported, because a run stays in the directory where it was started. "
-                    "Remove it."
-                )
-            declared = self._composer.declared if self._composer else None
-            composed_job = ComposedJob(composed, directory, overrides, self.command.env, declared, secrets, is_sweep)
-            try:
-                config = _checked(composed_job)
-            except ConfigError as error:
-                file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
-                if file and declared and OmegaConf.select(composed, error.key) == schema.value_at(declared, error.key):
-                    raise type(error)(f"{file}: {error}") from error
-                raise
+            job = ComposedJob(composed, directory, overrides, self.command.env, declared, secrets, is_sweep)
+            config = _check_job(job, hydra_config)
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                job = SweepJob(hydra_config.job.num, name, settings, settings_id(composed), config, argv, notes)
-                return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
+                from runner.launch.sweeps.multirun import SweepJob
+
+                number = hydra_config.job.num
+                swept = SweepJob(number, name, settings, settings_id(composed), config, argv, notes)
+                return self.multirun.run(swept, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
                 self.multirun.list_job(hydra_config.job.num, name, directory)
                 _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
-                return None
-            if config.command in schema.ENVIRONMENT_COMMANDS:
-                START_STATUS.stop()
-                self.answer |= _answer_of_environment(config, self.command.env, is_sweep=is_sweep)
-                self.command.note(FINISHED if self.answer.get("can_start", True) else FAILED)
-                return None
-            from runner.launch import supervisor
-
-            self.model_dir = Path(config.model_dir) if config.model_dir else None
-            outcome = supervisor.run(
-                config,
-                self.command.env,
-                argv,
-                stops=self.command.stops,
-                member=supervisor.Member(starter=self.command.starter, settings_id=settings_id(composed)),
-                notes=notes,
-            )
-            self.command.mistake = outcome.error or ""
-            self.answer |= {"status": outcome.status, "error": outcome.error, **outcome.facts.get("answer", {})}
-            self.command.note(outcome.code)
+            elif config.command in schema.ENVIRONMENT_COMMANDS:
+                self._answer_of_environment(config, is_sweep=is_sweep)
+            else:
+                self._run_alone(config, argv, notes, settings_id(composed))
         except MISTAKES as error:
             # The error is reported here and not raised: Hydra would add a line of its own, and end a sweep whose other
             # jobs are correct.
@@ -271,6 +249,60 @@ class CommandLine:
                 self.multirun.refuse(refused)
         return None
 
+    def _count_jobs(self, composed: DictConfig) -> None:
+        """Tell the sweep what is known of its jobs when the first of them has been composed."""
+        self.multirun.only_lists = composed.get("command") == "dry_run"
+        if self.multirun.total:
+            return
+        batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
+        number = sum(len(batch) for batch in batches)
+        self.multirun.total = number or None
+
+    def _varied_in(self, composed: DictConfig, overrides: Sequence[str], listed: SecretList) -> tuple[str, str]:
+        """Return a job's name in its sweep, and its settings, as in `SweepJob`."""
+        from runner.launch.sweeps.multirun import SEED, name_of_job, settings_of_job
+
+        varied = [text for text in overrides if text != "command=dry_run"]
+        swept = {*(HydraConfig.get().sweeper.get("params") or ())}
+        if OmegaConf.select(composed, "sweep.seeds"):  # Optuna's sweeper sets run.seed
+            swept.add(SEED)
+        name = name_of_job(self.command.argv, varied, swept, listed)
+        settings = settings_of_job(self.command.argv, varied, swept, listed)
+        return name, settings
+
+    def _answer_of_environment(self, config: Config, *, is_sweep: bool) -> None:
+        """Run a command that needs no run."""
+        START_STATUS.stop()
+        self.answer |= _show_environment(config, self.command.env, is_sweep=is_sweep)
+        code = FINISHED
+        if not self.answer.get("can_start", True):  # of doctor
+            code = FAILED
+        self.command.note(code)
+
+    def _run_alone(self, config: Config, argv: Sequence[str], notes: Mapping[str, str], settings: str) -> None:
+        """Run a job that belongs to no sweep.
+
+        Args:
+          argv, notes: as in `supervisor.run`.
+          settings: its `settings_id`.
+        """
+        from runner.launch import supervisor
+
+        self.model_dir = None
+        if config.model_dir:
+            self.model_dir = Path(config.model_dir)
+        outcome = supervisor.run(
+            config,
+            self.command.env,
+            argv,
+            stops=self.command.stops,
+            member=supervisor.Member(starter=self.command.starter, settings_id=settings),
+            notes=notes,
+        )
+        self.command.mistake = outcome.error or ""
+        self.answer |= {"status": outcome.status, "error": outcome.error, **outcome.facts.get("answer", {})}
+        self.command.note(outcome.code)
+
     @functools.cached_property
     def multirun(self) -> Multirun:
         """The jobs of this command, which is a sweep."""
@@ -283,40 +315,30 @@ class CommandLine:
         given = self._arguments
         check_groups(self.command.argv)
         prepare()
-        if any(word.lstrip("+~").startswith("hydra.output_subdir") for word in given.overrides):
+        sets_subdir = any(word.lstrip("+~").startswith("hydra.output_subdir") for word in given.overrides)
+        if sets_subdir:
             raise NoEffect("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
         try:
-            if any(getattr(given, name, None) for name in INFORMATION):
+            wants_information = any(getattr(given, name, None) for name in INFORMATION)
+            if wants_information:
                 self._print_information()
                 return
             self._composer = Composer(given.config_path, given.config_name, given.config_dir)
             config = self._composer.compose(given.overrides, is_sweep=given.multirun)
             check_composed(config, self.command.argv)
-            if places := list(_places(config, self.command.env)):
-                config = self._composer.compose([*given.overrides, *places], is_sweep=given.multirun)
+            folders = list(_overrides_of_folders(config, self.command.env))
+            if folders:
+                config = self._composer.compose([*given.overrides, *folders], is_sweep=given.multirun)
             self._launch(config)
             if self.command.error is not None:
                 raise self.command.error
         except (OSError, AssertionError, ValueError, RecursionError) as error:
             if self._called or isinstance(error, (HydraException, *MISTAKES)):
                 raise
-            if isinstance(error, OSError):
-                reason = f"cannot make the output directory: {error}. Choose another model_dir."
-            elif isinstance(error, RecursionError):  # Hydra follows the defaults of files without an end
-                reason = (
-                    f"cannot compose {' '.join(self.command.argv)}: the defaults of a file lead back to this file, "
-                    "directly or over other files. Remove one of the entries."
-                )
-            elif str(error).startswith("Unexpected type"):  # of OmegaConf 2.3
-                reason = f"cannot compose {' '.join(self.command.argv)}: a key is set below a key that is null."
-            elif isinstance(error, AssertionError):
+            mistake = _mistake_behind(error, self.command.argv)
+            if not mistake:
                 raise
-            elif str(error).startswith("Config group override"):
-                typed = " ".join(groups_without_option(self.command.argv))
-                reason = f"{typed}: {error}. A group takes the name of one of its files: strategy=mirrored."
-            else:  # a word whose error names no key; flags that cannot be combined: --resolve alone
-                reason = str(misfit_typed(self.command.argv) or f"{error}.")
-            raise ConfigError(reason) from error
+            raise ConfigError(mistake) from error
 
     def _print_information(self) -> None:
         """Let Hydra print what a flag asks for (`--cfg job`, `--info config`), without secrets."""
@@ -382,14 +404,15 @@ class CommandLine:
                 context.config_loader = UntilStopped(self._composer, self.command.stops)  # type: ignore[assignment]
             write_privately(Path(config.hydra.sweep.dir) / "multirun.yaml", config)  # a sweeper writes over it
             self._sweeper = Plugins.instance().instantiate_sweeper(**settings)
-        launcher = self._sweeper.launcher
-        self._sweeper.launcher = SimpleNamespace(launch=functools.partial(self._launched, launcher))
+        launch_jobs = functools.partial(self._launch_jobs, self._sweeper.launcher)
+        self._sweeper.launcher = SimpleNamespace(launch=launch_jobs)
         self._sweep_dir = str(config.hydra.sweep.dir)
+        arguments = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         with contextlib.suppress(SweepStopped):
-            self._sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
+            self._sweeper.sweep(arguments=arguments)
         callbacks.on_multirun_end(config=config, config_name="runner")
 
-    def _launched(self, launcher: Any, *arguments: Any, **settings: Any) -> Sequence[JobReturn]:
+    def _launch_jobs(self, launcher: Any, *arguments: Any, **settings: Any) -> Sequence[JobReturn]:
         """Let Hydra's launcher run jobs, and take note of those that failed or were refused in other processes.
 
         Raises:
@@ -406,6 +429,29 @@ class CommandLine:
         return jobs
 
 
+def _mistake_behind(error: Exception, argv: Sequence[str]) -> str:
+    """Return what is wrong with a command line, if Hydra or OmegaConf says it by an error that is no mistake; '': the
+    error is a bug.
+    """
+    command = " ".join(argv)
+    if isinstance(error, OSError):
+        return f"cannot make the output directory: {error}. Choose another model_dir."
+    if isinstance(error, RecursionError):  # Hydra follows the defaults of files without an end
+        return (
+            f"cannot compose {command}: the defaults of a file lead back to this file, "
+            "directly or over other files. Remove one of the entries."
+        )
+    if str(error).startswith("Unexpected type"):  # of OmegaConf 2.3
+        return f"cannot compose {command}: a key is set below a key that is null."
+    if isinstance(error, AssertionError):
+        return ""
+    if str(error).startswith("Config group override"):
+        typed = " ".join(groups_without_option(argv))
+        return f"{typed}: {error}. A group takes the name of one of its files: strategy=mirrored."
+    # A word whose error names no key; flags that cannot be combined: --resolve alone.
+    return str(misfit_typed(argv) or f"{error}.")
+
+
 class SweepStopped(Exception):
     """A stop request came before the next job of a sweep was composed."""
 
@@ -419,7 +465,8 @@ class UntilStopped:
     """
 
     def __init__(self, composer: Any, stops: StopRequests) -> None:
-        self._composer, self._stops = composer, stops
+        self._composer = composer
+        self._stops = stops
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._composer, name)
@@ -436,7 +483,7 @@ class UntilStopped:
         return config
 
 
-def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> dict[str, Any]:
+def _show_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> dict[str, Any]:
     """Run a command that needs no run (command=best, new, doctor, cluster_info), and return what it found.
 
     Raises:
@@ -459,36 +506,64 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     return show[config.command](config, env)
 
 
-def _places(config: DictConfig, env: Mapping[str, str]) -> Iterator[str]:
+def _overrides_of_folders(config: DictConfig, env: Mapping[str, str]) -> Iterator[str]:
     """Yield further overrides that say where the command works.
 
     Raises:
       ConfigError: the folder of a sweep cannot be there, or another sweep is running there.
     """
     is_sweep = config.hydra.mode == RunMode.MULTIRUN
-    offered = {} if config.command in schema.ENVIRONMENT_COMMANDS else managed_jobs.folders(env)
-    if is_sweep:  # each job has its exports in its folder
-        offered = {"sweep.dir": offered["model_dir"]} if "model_dir" in offered else {}
-    taken = {key: folder for key, (folder, _) in offered.items() if OmegaConf.select(config, key) is None}
-    yield from (f"{key}='{folder}'" for key, folder in taken.items())
-    if is_sweep and is_url(url := taken.get("sweep.dir", config.sweep.dir)):
-        if (launcher := config.hydra.runtime.choices["hydra/launcher"]) != "basic":
-            raise Conflict(
-                f"sweep.dir={url} with hydra/launcher={launcher}: one process sends what all jobs write. Use "
-                "hydra/launcher=basic with sweep.parallel, or a shared folder."
-            )
-        from runner.remote.mirror import local_folder, mirror_of
-
-        folder = local_folder("sweep.dir=", url, config.run.local_dir)
-        if config.command != "dry_run":
-            mirror_of(Path(folder)).begin(env, config.run)
+    taken = {}
+    for key, folder in _offered_folders(config, env, is_sweep=is_sweep).items():
+        if OmegaConf.select(config, key) is None:
+            taken[key] = folder
+            yield f"{key}='{folder}'"
+    if not is_sweep:
+        return
+    sweep_dir = taken.get("sweep.dir", config.sweep.dir)
+    if is_url(sweep_dir):
+        folder = _begin_sweep_in_store(config, sweep_dir, env)
         yield f"hydra.sweep.dir='{folder}'"
+
+
+def _offered_folders(config: DictConfig, env: Mapping[str, str], *, is_sweep: bool) -> dict[str, str]:
+    """Return key -> the folder that whoever started this process wants it to use."""
+    if config.command in schema.ENVIRONMENT_COMMANDS:
+        return {}
+    folders = {key: folder for key, (folder, _) in managed_jobs.folders(env).items()}
+    if not is_sweep:
+        return folders
+    if "model_dir" not in folders:
+        return {}
+    return {"sweep.dir": folders["model_dir"]}  # each job has its exports in its folder
+
+
+def _begin_sweep_in_store(config: DictConfig, url: str, env: Mapping[str, str]) -> str:
+    """Return the local folder of a sweep in an object store; unless it is only listed, its sending begins.
+
+    Raises:
+      ConfigError: the launcher runs jobs in other processes, or another sweep is running there.
+    """
+    launcher = config.hydra.runtime.choices["hydra/launcher"]
+    if launcher != "basic":
+        raise Conflict(
+            f"sweep.dir={url} with hydra/launcher={launcher}: one process sends what all jobs write. Use "
+            "hydra/launcher=basic with sweep.parallel, or a shared folder."
+        )
+    from runner.remote.mirror import local_folder, mirror_of
+
+    folder = local_folder("sweep.dir=", url, config.run.local_dir)
+    if config.command != "dry_run":
+        mirror_of(Path(folder)).begin(env, config.run)
+    return folder
 
 
 def _names_of_secrets(word: str) -> list[str]:
     """Return the names that an override of `run.secrets` lists."""
     key, _, value = word.lstrip("+").partition("=")
-    return [name.strip(" '\"") for name in value.strip(" []").split(",")] if key == "run.secrets" else []
+    if key != "run.secrets":
+        return []
+    return [name.strip(" '\"") for name in value.strip(" []").split(",")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -514,16 +589,38 @@ class ComposedJob:
     is_sweep: bool
 
 
-def _checked(job: ComposedJob) -> Config:
+def _check_job(job: ComposedJob, hydra_config: Any) -> Config:
     """Return the checked config of a job, with its model_dir.
 
     Raises:
       ConfigError, UserCodeError: a mistake in the config, or a function that does not exist.
     """
+    if hydra_config.job.chdir:
+        raise NotAllowed(
+            "hydra.job.chdir=true is not supported, because a run stays in the directory where it was started. "
+            "Remove it."
+        )
+    try:
+        return _build_config(job)
+    except ConfigError as error:
+        file = None
+        if error.key:
+            file = file_with(error.key, hydra_config.runtime.choices)
+        if file is None or not job.declared:
+            raise
+        # Unless the command line has set another value than the file.
+        is_of_file = OmegaConf.select(job.composed, error.key) == schema.value_at(job.declared, error.key)
+        if not is_of_file:
+            raise
+        raise type(error)(f"{file}: {error}") from error
+
+
+def _build_config(job: ComposedJob) -> Config:
+    """As `_check_job`; a message does not name the file that has the mistake."""
     given: Any = OmegaConf.to_container(job.composed, resolve=True)
     values = _with_local_folder(job, given)
     saved = _config_of_run(values)
-    config = _parsed(job, values, saved)
+    config = _parse(job, values, saved)
     _check_params(job, values, saved, config)
     if job.is_sweep:
         _check_sweep(config)
@@ -532,7 +629,7 @@ def _checked(job: ComposedJob) -> Config:
     config = _with_source_of_model(job, config)
     # Before model_dir gets its default: tasks of other hosts need one that the user has set.
     _check_cluster(job, config, given.get("model_dir"))
-    return dataclasses.replace(config, model_dir=_model_dir(job, config))
+    return dataclasses.replace(config, model_dir=_model_dir_of(job, config))
 
 
 def _with_local_folder(job: ComposedJob, given: dict[str, Any]) -> dict[str, Any]:
@@ -555,7 +652,7 @@ def _config_of_run(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return saved_config.read_saved(Path(model_dir))
 
 
-def _parsed(job: ComposedJob, values: Mapping[str, Any], saved: Mapping[str, Any] | None) -> Config:
+def _parse(job: ComposedJob, values: Mapping[str, Any], saved: Mapping[str, Any] | None) -> Config:
     """Return the config of `values`, or the saved one of the run with what the command line changes in it.
 
     Raises:
@@ -622,7 +719,9 @@ def _check_functions(config: Config) -> None:
             hint = " Or compute the run in the notebook's own process: run.inline=true."
             user_code.check_importable(*function, hint)
         user_code.locate(*function)
-    for tracker in config.tracking.classes() if named else ():
+    if not named:
+        return
+    for tracker in config.tracking.classes():
         user_code.check_importable(*tracker)  # a tracker has a process of its own, also with run.inline
         user_code.locate(*tracker)
 
@@ -662,7 +761,7 @@ def _check_cluster(job: ComposedJob, config: Config, model_dir: Any) -> None:
         say(f"All tasks start on this host: {found.why}")
 
 
-def _model_dir(job: ComposedJob, config: Config) -> str | None:
+def _model_dir_of(job: ComposedJob, config: Config) -> str | None:
     """Return the folder of the run, absolute; None if the command has none."""
     if config.model_dir:
         folder = config.model_dir
@@ -682,7 +781,8 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
             f"--multirun in a cluster ({found.why}) is not possible: the processes could not be kept at the same job. "
             "Start one cluster per job, or set cluster.resolver=local."
         )
-    if is_url(url) and (config.strategy.name != "multi_worker" or found.has_evaluator):
+    others_use_files = config.strategy.name != "multi_worker" or found.has_evaluator
+    if is_url(url) and others_use_files:
         raise NotAllowed(
             f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}). Servers and evaluators "
             f"write and read the files of a checkpoint themselves, so strategy={config.strategy.name} needs a folder "
@@ -690,7 +790,9 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
         )
     if is_url(config.export.dir) and found.has_evaluator:
         raise NotAllowed(f"export.dir={config.export.dir}: the evaluator, on another host, cannot export there.")
-    is_own = found.source == "sagemaker" and f"{config.model_dir}/".startswith(f"{managed_jobs.CHECKPOINTS}/")
+    # SageMaker's folder for checkpoints is one of each host.
+    is_in_checkpoints = f"{config.model_dir}/".startswith(f"{managed_jobs.CHECKPOINTS}/")
+    is_own = found.source == "sagemaker" and is_in_checkpoints
     if not config.model_dir or is_own:
         raise NotSet(
             f"model_dir is not set to a shared folder, and this process is {found.cluster.name} of a cluster "
@@ -707,9 +809,11 @@ def _remove_if_unused(directory: Path, cwd: Path, *notes: str) -> None:
       cwd: the directory of the command.
       notes: files that Hydra may have written into the folder.
     """
-    if directory != cwd:
-        with contextlib.suppress(OSError):  # the folder is not empty, or another task of the cluster has removed it
-            if {entry.name for entry in directory.iterdir()} <= {*notes}:
-                for note in notes:
-                    (directory / note).unlink(missing_ok=True)
-            directory.rmdir()
+    if directory == cwd:
+        return
+    with contextlib.suppress(OSError):  # the folder is not empty, or another task of the cluster has removed it
+        names = {entry.name for entry in directory.iterdir()}
+        if names <= {*notes}:
+            for note in notes:
+                (directory / note).unlink(missing_ok=True)
+        directory.rmdir()

@@ -73,7 +73,8 @@ def say_error(error: Exception, env: Mapping[str, str], already: str = "") -> st
     if env.get(FULL_ERROR) == "1":
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
-    words = mask_text(str(mistake_in(error, sys.argv[1:])), secrets_of_overrides(sys.argv[1:]))
-    if words != already:
-        say(f"runner: {words}")
-    return words
+    mistake = str(mistake_in(error, sys.argv[1:]))
+    message = mask_text(mistake, secrets_of_overrides(sys.argv[1:]))
+    if message != already:
+        say(f"runner: {message}")
+    return message

@@ -68,11 +68,18 @@ def is_replaceable(place: Cluster) -> bool:
     return place.is_evaluator or (place.is_server and place.task_type == "worker")
 
 
+def _joins_others(place: Cluster) -> bool:
+    """Report whether a task connects to the others; an evaluator only reads their checkpoints."""
+    return bool(place.tasks) and place.task_type != "evaluator"
+
+
 def start_cold(task: Task) -> Process:
     """Start `task` by its command, in a process that imports TensorFlow itself."""
-    # This process keeps the terminal until the task, which has no prefix if it draws a live line, asks for it.
-    lent = {} if task.prefix else START_STATUS.lend("importing TensorFlow")
-    return start_process(task.argv, {**task.env, **lent}, task.prefix)
+    env = dict(task.env)
+    if not task.prefix:
+        # This process keeps the terminal until the task, which has no prefix if it draws a live line, asks for it.
+        env |= START_STATUS.lend("importing TensorFlow")
+    return start_process(task.argv, env, task.prefix)
 
 
 @dataclass(frozen=True)
@@ -144,11 +151,13 @@ class Gang:
         if stops:
             self.ask_to_stop()
         serves_only = all(task.place.is_server for task in tasks)
+        # When no other task is left, the servers are no longer needed.
         while any(serves_only or not task.place.is_server for task in self._running):
-            self._look()
-            for process in list(self._running.values())[:1]:  # the chief while it runs; the other tasks end with it
-                process.wait(POLL_SECS)
-        self.kill()  # when no other task is left, the servers are no longer needed
+            self._check_tasks()
+            remaining = list(self._running.values())
+            if remaining:
+                remaining[0].wait(POLL_SECS)  # the chief while it runs; the other tasks end with it
+        self.kill()
         for process in self._running.values():
             process.close()
         self._running = {}
@@ -169,20 +178,25 @@ class Gang:
     def _begin(self, tasks: Sequence[Task]) -> None:
         self._ending: GangResult | None = None
         self._deadlines: dict[Task, float] = {}
-        self._looked = self._looks_around_at = time.monotonic()
-        self._join_until = time.monotonic() + self.start_timeout_secs
-        self._joining = [task for task in tasks if task.place.tasks and task.place.task_type != "evaluator"]
+        now = time.monotonic()
+        self._checked_at = now
+        self._looks_around_at = now
+        self._join_until = now + self.start_timeout_secs
+        self._joining = [task for task in tasks if _joins_others(task.place)]
         self._has_others = [task.place for task in tasks] != [ALONE]
         self._is_silent = False
         self._asked_at = float("inf")
 
-    def _look(self) -> None:
+    def _check_tasks(self) -> None:
         """Check all tasks once: which have ended, are frozen or have not connected."""
-        now, before = time.monotonic(), self._looked
-        self._looked, silences = now, {}
+        now = time.monotonic()
+        has_slept = now - self._checked_at > SLEPT_SECS
+        self._checked_at = now
+        silences: dict[Task, float] = {}
         for task, process in list(self._running.items()):
-            code, monitor = process.wait(0), process.monitor
-            if now - before > SLEPT_SECS:
+            code = process.wait(0)
+            monitor = process.monitor
+            if has_slept:
                 monitor.forgive()
             silent_secs = monitor.silent_secs()
             if code is not None:
@@ -190,7 +204,7 @@ class Gang:
             elif silent_secs > self._longest_silence(now) - 2 * PERIOD_SECS:
                 silences[task] = silent_secs
             elif now > self._deadlines.get(task, float("inf")):
-                self._overdue(task, silent_secs)
+                self._end_overdue(task, silent_secs)
             elif monitor.wants_to_stop:
                 monitor.wants_to_stop = False
                 self.asked_to_stop.add(task.place.name)
@@ -198,27 +212,29 @@ class Gang:
             elif not self._has_others:
                 self._tell_of_silence(silent_secs)
         if max(silences.values(), default=0.0) > self._longest_silence(now):
-            # A coordinator waits for a frozen worker in TensorFlow, and sends no heartbeats: the worker goes first.
-            task = max(silences, key=lambda task: (is_replaceable(task.place), silences[task]))
-            for other in self._running.values():
-                other.monitor.forgive()
-            self._freeze(task, silences[task])
+            self._end_silent(silences)
         if now >= self._looks_around_at:
             self._looks_around_at = now + LOOK_SECS
-            elsewhere = self.look_around()
-            if elsewhere is not None and self._ending is None:
-                if elsewhere.code == INTERRUPTED:
-                    self.asked_to_stop.add(elsewhere.place.name)
-                self._follow(elsewhere)
+            self._check_elsewhere()
         if self._joining and now > self._join_until:
             self._check_joined()
+
+    def _check_elsewhere(self) -> None:
+        """End this gang if something outside of it is a reason to."""
+        elsewhere = self.look_around()
+        if elsewhere is None or self._ending is not None:
+            return
+        if elsewhere.code == INTERRUPTED:
+            self.asked_to_stop.add(elsewhere.place.name)
+        self._end_others(elsewhere)
 
     def _longest_silence(self, now: float) -> float:
         """Return the seconds without a heartbeat after which a task is killed."""
         if self._has_others:
             return self.freeze_secs or SILENCE_SECS
-        if self._is_silent and now - self._asked_at > FROZEN_GRACE_SECS:
-            return SAID_SILENCE_SECS  # the task does not react to the request to stop
+        ignores_stop = self._is_silent and now - self._asked_at > FROZEN_GRACE_SECS
+        if ignores_stop:
+            return SAID_SILENCE_SECS
         return self.freeze_secs or float("inf")
 
     def _tell_of_silence(self, silent_secs: float) -> None:
@@ -246,19 +262,22 @@ class Gang:
         self._remove(task)
         if code == FINISHED:
             if task.place.is_chief:  # the evaluator, if any, gets the last checkpoint from the chief before this
-                self._limit(SAVE_SECS, [other for other in self._running if other.place.task_type != "evaluator"])
+                others = [other for other in self._running if other.place.task_type != "evaluator"]
+                self._limit(SAVE_SECS, others)
             return
+        name = task.place.name if self._has_others else "the task"
         reason = reason or _REASONS.get(code) or describe_exit(code)
-        ending = GangResult(code, task.place, f"{task.place.name if self._has_others else 'the task'} {reason}")
-        if ending.is_loss and is_replaceable(task.place) and self._ending is None and self.may_replace(ending):
-            self._running[task] = self.start(task)
-            return
+        ending = GangResult(code, task.place, f"{name} {reason}")
         if self._ending is None:
-            self._follow(ending)
+            is_dispensable = ending.is_loss and is_replaceable(task.place)
+            if is_dispensable and self.may_replace(ending):
+                self._running[task] = self.start(task)
+                return
+            self._end_others(ending)
         if self._ending is None or rank_of(ending.code) < rank_of(self._ending.code):
             self._ending = ending
 
-    def _follow(self, ending: GangResult) -> None:
+    def _end_others(self, ending: GangResult) -> None:
         """End the other tasks because of the end of one task: by a stop request if it was interrupted, else by a limit
         of seconds.
         """
@@ -267,15 +286,31 @@ class Gang:
             self._ending = ending
         elif not self._deadlines:
             self.ask_to_stop()
-        settle_secs = {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(ending.code, SETTLE_SECS)
+        settle_secs = SETTLE_SECS
+        if ending.code == INTERRUPTED:
+            settle_secs = SAVE_SECS
+        elif ending.code == -signal.SIGKILL:
+            settle_secs = NOTICE_SECS
         self._limit(settle_secs, self._running)
 
-    def _freeze(self, task: Task, silent_secs: float) -> None:
+    def _end_silent(self, silences: Mapping[Task, float]) -> None:
+        """Kill one of the tasks that send no heartbeats; the others may only wait for it.
+
+        Args:
+          silences: task -> seconds without a heartbeat.
+        """
+        # A coordinator waits for a frozen worker in TensorFlow, and sends no heartbeats: the worker goes first.
+        task = max(silences, key=lambda task: (is_replaceable(task.place), silences[task]))
+        for process in self._running.values():
+            process.monitor.forgive()
+        self._kill_frozen(task, silences[task])
+
+    def _kill_frozen(self, task: Task, silent_secs: float) -> None:
         """Kill a frozen task, and treat it like a killed one."""
         self._running[task].kill()
         self._end(task, -signal.SIGKILL, f"froze: no heartbeat for {silent_secs:.0f} s")
 
-    def _overdue(self, task: Task, silent_secs: float) -> None:
+    def _end_overdue(self, task: Task, silent_secs: float) -> None:
         """Kill a task that did not end after another task had ended.
 
         If this task sends no heartbeats, it is taken for the reason why the other ended, unless a task reported an
@@ -283,7 +318,7 @@ class Gang:
         """
         has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
         if silent_secs > SETTLE_SECS / 2 and not has_error:
-            self._freeze(task, silent_secs)  # its silence is the reason why the others ended
+            self._kill_frozen(task, silent_secs)  # its silence is the reason why the others ended
         else:
             self._remove(task)
 
@@ -304,8 +339,8 @@ class Gang:
             if joined is not None and task.place.name not in joined:
                 missing.append(task)
         if missing and self._ending is None:
-            secs = f"{self.start_timeout_secs:g}"
-            self._give_up(missing, f"did not connect to the other tasks within cluster.start_timeout_secs={secs}")
+            limit = f"cluster.start_timeout_secs={self.start_timeout_secs:g}"
+            self._give_up(missing, f"did not connect to the other tasks within {limit}")
         self._joining = []
 
     def _give_up(self, missing: Sequence[Task], reason: str) -> None:

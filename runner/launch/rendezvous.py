@@ -117,7 +117,10 @@ class Rendezvous:
 
     def look(self) -> GangResult | None:
         """Return an event that ends the tasks of this generation; None: there is none."""
-        return GangResult(FAILED, ALONE, reason) if (reason := self._why_lost()) else None
+        reason = self._why_lost()
+        if not reason:
+            return None
+        return GangResult(FAILED, ALONE, reason)
 
     def reason(self, ending: GangResult) -> GangResult:
         """Return `ending` of our own task, or the end of another task that explains it."""
@@ -150,11 +153,19 @@ class LeaderRendezvous(Rendezvous):
         settle_secs: float = 5.0, clock: Callable[[], float] = time.monotonic, lost: Callable[[], str] = lambda: "",
     ) -> None:  # fmt: skip
         super().__init__(lost)
-        self._model_dir, self._place, self._clock = model_dir, place, clock
+        self._model_dir = model_dir
+        self._place = place
+        self._clock = clock
         self._folder = meeting_place(model_dir)
-        self._timeout_secs, self._settle_secs, self._has_evaluator = timeout_secs, settle_secs, has_evaluator
-        others = [Cluster(role, index, place.tasks) for role in place.tasks for index in range(len(place.tasks[role]))]
-        self._others = {other.name: other for other in others if other != place}
+        self._timeout_secs = timeout_secs
+        self._settle_secs = settle_secs
+        self._has_evaluator = has_evaluator
+        self._others: dict[str, Cluster] = {}
+        for role, addresses in place.tasks.items():
+            for index in range(len(addresses)):
+                other = Cluster(role, index, place.tasks)
+                if other != place:
+                    self._others[other.name] = other
         names = dict.fromkeys((*self._others, EVALUATOR))
         self._turns = itertools.cycle(names)
         self._num_read = min(len(names), READ_AT_ONCE)
@@ -165,30 +176,38 @@ class LeaderRendezvous(Rendezvous):
         self, generation: int, stops: Sequence[int], gradient_accumulation: int | None = None
     ) -> GangResult | None:
         is_first = not self._call.generation
-        patience = self._timeout_secs if is_first else max(self._timeout_secs, REPLACED_SECS)
+        patience = self._timeout_secs
+        if not is_first:
+            patience = max(patience, REPLACED_SECS)
         self._say(generation=generation, phase="gather", nonces={}, gradient_accumulation=gradient_accumulation)
         until = self._clock() + patience
         while not stops:
-            answers = self._answers()
-            failed = super().look() or self._failure(answers) or (self._difference() if is_first else None)
+            answers = self._read_answers()
+            failed = super().look() or self._find_failure(answers)
+            if failed is None and is_first:
+                failed = self._find_difference()
             missing = [other for name, other in self._others.items() if name not in answers]
-            if failed or not missing:
-                self._say(phase="go", nonces={name: answer.nonce for name, answer in answers.items()})
+            if failed is not None or not missing:
+                nonces = {name: answer.nonce for name, answer in answers.items()}
+                self._say(phase="go", nonces=nonces)
                 return failed
             if self._clock() > until:
-                listed = ", ".join(f"{one.name} ({one.tasks[one.task_type][one.task_index]})" for one in missing)
-                reason = f"{listed} did not join within {patience:g} s. {_same_folder(self._model_dir)}"
+                names = [f"{other.name} ({_address_of(other)})" for other in missing]
+                reason = f"{', '.join(names)} did not join within {patience:g} s. {_same_folder(self._model_dir)}"
                 return GangResult(FAILED, missing[0], reason)
             time.sleep(GLANCE_SECS)
         return None
 
     def look(self) -> GangResult | None:
-        answers = self._answers()
-        # for all, since _lost also admits new supervisors
-        ended = [self._lost(name, answer) for name, answer in answers.items()]
+        answers = self._read_answers()
+        # All of them, since this also admits new supervisors.
+        endings = [self._take(name, answer) for name, answer in answers.items()]
+        failed = super().look() or self._find_failure(answers)
+        if failed is not None:
+            return failed
         # Soon after a task is killed, all the others have lost their connection to it, and say so.
-        cause = min(filter(None, ended), key=lambda ending: rank_of(ending.code), default=None)
-        return super().look() or self._failure(answers) or cause
+        causes = [ending for ending in endings if ending is not None]
+        return min(causes, key=lambda ending: rank_of(ending.code), default=None)
 
     def reason(self, ending: GangResult) -> GangResult:
         """Wait a little for the supervisor of the lost task, which knows the reason best."""
@@ -199,18 +218,20 @@ class LeaderRendezvous(Rendezvous):
         return ending
 
     def wait_for_evaluator(self, stops: Sequence[int]) -> GangResult | None:
-        last, until = Answer(), self._clock() + self._timeout_secs
+        last = Answer()
+        until = self._clock() + self._timeout_secs
         while self._has_evaluator and not stops:
             ending = self.look()  # also admits a new supervisor
-            answer = self._answers().get(EVALUATOR, Answer())
+            answer = self._read_answers().get(EVALUATOR, Answer())
             if answer.state == "done":
                 return None
             if ending is not None and ending.place.is_evaluator:
                 # Training has ended, so no restart of all tasks.
                 code = FAILED if ending.is_loss else ending.code
                 return replace(ending, code=code, reason=f"{ending.reason}. {_NOT_EVALUATED}")
-            if answer != last:
-                last, until = answer, self._clock() + self._timeout_secs
+            if answer != last:  # each message has another beat: it is alive
+                last = answer
+                until = self._clock() + self._timeout_secs
             if self._clock() > until:
                 what = "gave no sign of life for" if last.state else "did not join within"
                 reason = f"{EVALUATOR} {what} {self._timeout_secs:g} s. {_NOT_EVALUATED}"
@@ -221,29 +242,29 @@ class LeaderRendezvous(Rendezvous):
     def end(self, code: int) -> None:
         self._say(phase="ended", code=code)
 
-    def _lost(self, name: str, answer: Answer) -> GangResult | None:
+    def _take(self, name: str, answer: Answer) -> GangResult | None:
         """Return what the answer of another supervisor means while tasks run. A new supervisor is admitted."""
+        place = self._place_of(name)
         known = self._call.nonces.get(name)
-        if known is None or (is_replaceable(self._place_of(name)) and known != answer.nonce):
-            known = answer.nonce
-            self._say(nonces={**self._call.nonces, name: known})
-        if known != answer.nonce:
+        is_another = known != answer.nonce
+        if known is None or (is_another and is_replaceable(place)):
+            self._say(nonces={**self._call.nonces, name: answer.nonce})
+        elif is_another:
             # A task is killed with its supervisor.
-            reason = f"{name} was lost, and its supervisor was started again"
-            return GangResult(-signal.SIGKILL, self._place_of(name), reason)
+            return GangResult(-signal.SIGKILL, place, f"{name} was lost, and its supervisor was started again")
         if answer.state == "lost":
-            return GangResult(answer.code or PEER_LOST, self._place_of(name), answer.reason)
+            return GangResult(answer.code or PEER_LOST, place, answer.reason)
         if answer.state in ("stopping", "stopped"):
-            return GangResult(INTERRUPTED, self._place_of(name), f"{name} was asked to stop")
+            return GangResult(INTERRUPTED, place, f"{name} was asked to stop")
         return None
 
-    def _failure(self, answers: Mapping[str, Answer]) -> GangResult | None:
+    def _find_failure(self, answers: Mapping[str, Answer]) -> GangResult | None:
         for name, answer in answers.items():
             if answer.state == "failed":
                 return GangResult(answer.code or FAILED, self._place_of(name), f"{name}: {answer.reason}")
         return None
 
-    def _answers(self) -> dict[str, Answer]:
+    def _read_answers(self) -> dict[str, Answer]:
         """Read the next answers in turn. Return task name -> the last answer seen, if it is to the current message of
         this supervisor; others are left out.
         """
@@ -251,11 +272,11 @@ class LeaderRendezvous(Rendezvous):
             self._read[name] = read_dataclass(Answer, _answer_file(self._folder, name))
         found = {}
         for name, answer in self._read.items():
-            if _same(answer, self._call) and answer.state != "differs":
+            if _are_of_same_start(answer, self._call) and answer.state != "differs":
                 found[name] = answer
         return found
 
-    def _difference(self) -> GangResult | None:
+    def _find_difference(self) -> GangResult | None:
         """Return what a task says that knows other tasks than the chief; the chief need not know it."""
         answers = dict(self._read)
         for path in sorted((self._folder / PEERS_FOLDER).glob("*.json")):
@@ -263,7 +284,7 @@ class LeaderRendezvous(Rendezvous):
             if name not in self._others and name != EVALUATOR:  # those that the chief knows are read in turn
                 answers[name] = read_dataclass(Answer, path)
         for name, answer in answers.items():
-            if answer.state == "differs" and _same(answer, self._call):
+            if answer.state == "differs" and _are_of_same_start(answer, self._call):
                 return GangResult(answer.code, self._place_of(name), f"{name}: {answer.reason}")
         return None
 
@@ -295,10 +316,14 @@ class FollowerRendezvous:
         self.generation = 0
         self.gradient_accumulation: int | None = None
         self.code: int | None = None
-        self._model_dir, self._place, self._clock = model_dir, place, clock
-        self._folder, self._timeout_secs = meeting_place(model_dir), timeout_secs
+        self._model_dir = model_dir
+        self._place = place
+        self._clock = clock
+        self._folder = meeting_place(model_dir)
+        self._timeout_secs = timeout_secs
         self._nonce = secrets.token_hex(8)
-        self._answered = self._followed = Call()
+        self._answered = Call()
+        self._followed = Call()
         self._difference = ""  # to the tasks that the chief of the answered call knows
         self._told = 0.0
         (self._folder / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -310,38 +335,56 @@ class FollowerRendezvous:
           TimeoutError: the chief does not join, or does not return.
           ConfigError: the chief knows other tasks than this process.
         """
-        patience = max(self._timeout_secs, REPLACED_SECS) if self._followed.run else self._timeout_secs
+        patience = self._timeout_secs
+        if self._followed.run:
+            patience = max(patience, REPLACED_SECS)
         until = self._clock() + patience
         while not stops:
             said = self._last_call()
-            self._tell_apart(said)
-            call = self._of_our_chief(said)
+            self._tell_difference(said)
+            call = self._as_of_our_chief(said)
             if self._has_ended(call):
                 return False
-            if call.run and call.phase != "ended" and not _same(call, self._answered):
+            if call.run and self._is_unanswered(call):
                 self._answered = call
                 self.tell("ready")
-            means_us = call.nonces.get(self._place.name) == self._nonce
-            if call.phase == "go" and means_us and not _same(call, self._followed):
+            if self._starts_our_task(call):
                 self._followed = call
                 self.generation = call.generation
                 self.gradient_accumulation = call.gradient_accumulation
                 return True
             if self._clock() > until and not forever:
-                reason = f"The chief's supervisor ({_chief(self._place)}) did not join within {patience:g} s. "
-                reason += _same_folder(self._model_dir)
-                if call.phase in ("gather", "go") and not call.run:
-                    size = sum(map(len, call.tasks.values()))
-                    reason += (
-                        f" Another cluster, of {size} tasks with the chief {_chief(call)}, runs there or was killed."
-                    )
-                if self._difference:
-                    reason += f" The last one that called knows other tasks: {self._difference}."
-                raise TimeoutError(reason)
+                raise TimeoutError(self._why_not_joined(call, patience))
             time.sleep(GLANCE_SECS)
         return False
 
-    def _tell_apart(self, call: Call) -> None:
+    def _is_unanswered(self, call: Call) -> bool:
+        return call.phase != "ended" and not _are_of_same_start(call, self._answered)
+
+    def _starts_our_task(self, call: Call) -> bool:
+        """Report whether a message tells this process, and no earlier one of its name, to start its task once more."""
+        means_us = call.nonces.get(self._place.name) == self._nonce
+        is_new = not _are_of_same_start(call, self._followed)
+        return call.phase == "go" and means_us and is_new
+
+    def _why_not_joined(self, call: Call, patience: float) -> str:
+        """Return what is known about a chief that did not join.
+
+        Args:
+          call: the last message in the folder.
+          patience: seconds that were waited.
+        """
+        reason = f"The chief's supervisor ({_address_of_chief(self._place)}) did not join within {patience:g} s. "
+        reason += _same_folder(self._model_dir)
+        if call.phase in ("gather", "go") and not call.run:
+            size = sum(len(addresses) for addresses in call.tasks.values())
+            chief = _address_of_chief(call)
+            reason += f" Another cluster, of {size} tasks with the chief {chief}, runs there or was killed."
+        if self._difference:
+            reason += f" The last one that called knows other tasks: {self._difference}."
+        return reason
+
+    def _tell_difference(self, call: Call) -> None:
         """Tell the chief if it knows other tasks than this process.
 
         Raises:
@@ -352,9 +395,8 @@ class FollowerRendezvous:
                 f"{self._place.name} knows other tasks than the chief: {self._difference}. Give all tasks the same "
                 "cluster in TF_CONFIG."
             )
-        has_our_chief = bool(self._place.tasks) and _chief(call) == _chief(self._place)
-        is_new = call.phase != "ended" and not _same(call, self._answered)
-        if not has_our_chief or not is_new:
+        has_our_chief = bool(self._place.tasks) and _address_of_chief(call) == _address_of_chief(self._place)
+        if not has_our_chief or not self._is_unanswered(call):
             return
         self._difference = self._place.difference_to(call.tasks)
         if self._difference:
@@ -364,18 +406,22 @@ class FollowerRendezvous:
 
     def look(self) -> GangResult | None:
         """Return an event from the chief that ends the task; None: there is none."""
-        if self._place.is_evaluator and self._clock() - self._told > min(BEAT_SECS, self._timeout_secs / 4):
-            self.tell("ready")
-        call = self._of_our_chief(self._last_call())
+        if self._place.is_evaluator:
+            beat_secs = min(BEAT_SECS, self._timeout_secs / 4)
+            if self._clock() - self._told > beat_secs:
+                self.tell("ready")
+        call = self._as_of_our_chief(self._last_call())
         if self._has_ended(call):
             return GangResult(PEER_LOST, self._place, "the run has ended")
-        if call.phase and not _same(call, self._followed):  # also if another cluster goes on with the run
+        # Also if another cluster goes on with the run.
+        if call.phase and not _are_of_same_start(call, self._followed):
             return GangResult(PEER_LOST, self._place, "all tasks are started again")
         return None
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
         """Write this supervisor's answer to the chief's last message, if its file is not another cluster's by now."""
-        if self._of_our_chief(self._last_call()).run:
+        call = self._as_of_our_chief(self._last_call())
+        if call.run:
             self._write(state, reason, code)
 
     def _write(self, state: str, reason: str, code: int) -> None:
@@ -387,14 +433,19 @@ class FollowerRendezvous:
     def _last_call(self) -> Call:
         return read_dataclass(Call, self._folder / CALL_FILE)
 
-    def _of_our_chief(self, call: Call) -> Call:
+    def _as_of_our_chief(self, call: Call) -> Call:
         """Return a message; if it is of another cluster's chief, as that of no run."""
         # An evaluator's TF_CONFIG may have no cluster.
-        return call if not self._place.tasks or self._place.is_in(call.tasks) else replace(call, run="")
+        if not self._place.tasks or self._place.is_in(call.tasks):
+            return call
+        return replace(call, run="")
 
     def _has_ended(self, call: Call) -> bool:
-        if call.phase == "ended" and call.run and call.run in (self._followed.run, self._answered.run):
-            self.code = call.code
+        """Report whether the run has ended, and store its exit code once a message has it."""
+        if call.run and call.phase == "ended":
+            is_ours = call.run in (self._followed.run, self._answered.run)
+            if is_ours:
+                self.code = call.code
         return self.code is not None
 
 
@@ -403,13 +454,17 @@ def _same_folder(model_dir: Path) -> str:
     return f"Check that all processes run with the same model_dir={where}."
 
 
-def _chief(place: Cluster | Call) -> str:
+def _address_of(place: Cluster) -> str:
+    return place.tasks[place.task_type][place.task_index]
+
+
+def _address_of_chief(place: Cluster | Call) -> str:
     return next(iter(place.tasks.get("chief", ())), "address unknown")
 
 
-def _same(one: Call | Answer, other: Call) -> bool:
+def _are_of_same_start(message: Call | Answer, call: Call) -> bool:
     """Report whether both messages are about the same start of the same run."""
-    return (one.run, one.generation) == (other.run, other.generation)
+    return (message.run, message.generation) == (call.run, call.generation)
 
 
 def _answer_file(folder: Path, name: str) -> Path:

@@ -20,7 +20,9 @@ GLANCE_SECS = 0.1
 
 def pause_secs(number: int) -> float:
     """Return the seconds to wait before restart `number` (from 1) without progress: 0, 1, 2, 4, ... at most 30."""
-    return 0.0 if number <= 1 else min(LONGEST_SECS, 2.0 ** (number - 2))
+    if number <= 1:
+        return 0.0
+    return min(LONGEST_SECS, 2.0 ** (number - 2))
 
 
 @dataclass
@@ -57,7 +59,8 @@ class Restarts:
           alone: only the lost task is started again; the others continue.
         """
         step = latest_step(self.model_dir)
-        self._in_a_row = 0 if step != self._step else self._in_a_row
+        if step != self._step:
+            self._in_a_row = 0
         if self.stops or not self.limit:
             return False
         if self._in_a_row >= self.limit:
@@ -67,7 +70,9 @@ class Restarts:
             return False
         self._step = step
         self._in_a_row += 1
-        what = "only this task is started again" if alone else f"all tasks are started again from {_name_of(step)}"
+        what = f"all tasks are started again from {_describe_step(step)}"
+        if alone:
+            what = "only this task is started again"
         self._tell(ending, step, f"{what} (restart {self._in_a_row} of {self.limit})")
         until = time.monotonic() + pause_secs(self._in_a_row)
         while not self.stops and time.monotonic() < until:
@@ -81,11 +86,17 @@ class Restarts:
           ending: how the tasks ended.
           settings: those of the next start.
         """
-        step, left = latest_step(self.model_dir), settings.num_workers
+        step = latest_step(self.model_dir)
+        left = settings.num_workers
         self._in_a_row = 0
-        when = time.strftime("%Y-%m-%d %H:%M:%S")
-        self.lost_workers.append({"time": when, "step": step or 0, "reason": ending.reason, "left": left})
-        what = f"the run goes on from {_name_of(step)} with one worker less: {counted(left, 'worker')} left"
+        loss = {
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "step": step or 0,
+            "reason": ending.reason,
+            "left": left,
+        }
+        self.lost_workers.append(loss)
+        what = f"the run goes on from {_describe_step(step)} with one worker less: {counted(left, 'worker')} left"
         self._tell(ending, step, f"{what} (cluster.min_workers={settings.min_workers})", workers=left)
 
     def go_on_in_parts(self, ending: GangResult, number: int) -> None:
@@ -97,7 +108,7 @@ class Restarts:
           number: the number of micro-batches of the next start.
         """
         step = latest_step(self.model_dir)
-        what = f"all tasks are started again from {_name_of(step)} with train.gradient_accumulation={number}"
+        what = f"all tasks are started again from {_describe_step(step)} with train.gradient_accumulation={number}"
         self._tell(ending, step, what, gradient_accumulation=number)
 
     def _tell(self, ending: GangResult, step: int | None, what: str, **settings: int) -> None:
@@ -112,18 +123,25 @@ class Restarts:
         self.total += 1
         self.last = f"{ending.reason}; {what}"
         self.say(f"runner: {self.last}")
-        journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
+        # supervisor-worker-1; the chief's has no name.
+        role = f"supervisor-{self.name}".replace(":", "-").rstrip("-")
+        journal = Journal(journal_path(self.model_dir, role))
         journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total, **settings)
         values = {"restarts": self.total, **settings}
-        journal.metrics(step or 0, {f"{OF_RESTARTS}{name}": value for name, value in values.items()})
+        metrics = {f"{OF_RESTARTS}{name}": value for name, value in values.items()}
+        journal.metrics(step or 0, metrics)
         journal.close()
 
 
-def _name_of(step: int | None) -> str:
-    return "its beginning" if step is None else f"step {step}"
+def _describe_step(step: int | None) -> str:
+    if step is None:
+        return "its beginning"
+    return f"step {step}"
 
 
 def latest_step(model_dir: Path) -> int | None:
     """Return the step from which a run would resume; None: from its beginning."""
     path = layout.latest_checkpoint(model_dir)
-    return None if path is None else layout.step_of(path)
+    if path is None:
+        return None
+    return layout.step_of(path)

@@ -119,9 +119,11 @@ class _Search:
         has_typed = self._has_typed(value, text)
         if not (value.read or there or has_typed):
             return []
-        is_as_it_is = all(self._variables[name] in text for name in there)
+        # Then what the variables hold can be masked in the text; else the whole value is.
+        is_of_variables = isinstance(value.value, str) and not has_typed
         has_all = value.read.issubset(there)
-        if isinstance(value.value, str) and has_all and is_as_it_is and not has_typed:
+        is_as_it_is = all(self._variables[name] in text for name in there)
+        if is_of_variables and has_all and is_as_it_is:
             variables = ",".join(f"${name}" for name in sorted(there))
             return [f"{value.key}={variables}"]
         return [value.key]
@@ -130,8 +132,10 @@ class _Search:
         """Report whether a text has a secret that stands elsewhere in the config."""
         if value.is_taken and text in self._typed:
             return True
-        # A short one only where the text was taken from its key: as a word it has other meanings elsewhere.
-        sought = [secret for secret in self._typed if value.is_taken or len(secret) >= SHORTEST_TYPED]
+        sought = self._typed
+        if not value.is_taken:
+            # A short one only where the text was taken from its key: as a word it has other meanings elsewhere.
+            sought = {secret for secret in self._typed if len(secret) >= SHORTEST_TYPED}
         # What looks like a secret is masked anywhere, such as the password of a URL.
         return has_one_of(sought, mask_text(text, ()))
 

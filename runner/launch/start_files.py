@@ -23,7 +23,9 @@ _OF_A_START = (saved_config.FILE, SUMMARY_FILE, run_end.FILE)
 
 def file_of_tasks(model_dir: Path, command: str) -> Path:
     """Return the path of the config from which the tasks of a start run."""
-    return model_dir / (saved_config.FILE if command in schema.TRAINING_RUNS else f"config.{command}.yaml")
+    if command in schema.TRAINING_RUNS:
+        return model_dir / saved_config.FILE
+    return model_dir / f"config.{command}.yaml"
 
 
 def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
@@ -39,20 +41,27 @@ def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
 def read_overrides(model_dir: Path) -> list[str]:
     """Return the overrides of a run's last start, but for model_dir; [] if they are not known."""
     notes = model_dir / NOTES_FOLDER / "overrides.yaml"
+    if not notes.exists():
+        return []
     # The loader in C takes 0.1 ms, the other 1 ms, and there may be a thousand runs.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    typed = yaml.load(notes.read_text(), loader) if notes.exists() else None
-    return [text for text in typed or () if not text.startswith("model_dir=")]
+    typed = yaml.load(notes.read_text(), loader) or ()
+    return [text for text in typed if not text.startswith("model_dir=")]
 
 
 class EarlierFiles:
     """What the files that a start writes contained before it. Must be created before the start writes them."""
 
     def __init__(self, model_dir: Path, notes: Mapping[str, str]) -> None:
-        paths = [model_dir / name for name in _OF_A_START] + [model_dir / NOTES_FOLDER / name for name in notes]
+        paths = [model_dir / name for name in _OF_A_START]
+        paths += [model_dir / NOTES_FOLDER / name for name in notes]
         # It decides how the run ended, so it is the last to be put back: until then this start has not undone itself.
         paths.append(model_dir / RUN_FILE)
-        self._known = {path: (path.read_bytes(), path.stat()) if path.is_file() else None for path in paths}
+        self._known: dict[Path, tuple[bytes, os.stat_result] | None] = {}
+        for path in paths:
+            self._known[path] = None
+            if path.is_file():
+                self._known[path] = (path.read_bytes(), path.stat())
 
     def restore(self) -> None:
         """Write the files as they were."""
@@ -60,8 +69,9 @@ class EarlierFiles:
             if facts is None:
                 path.unlink(missing_ok=True)
             else:
-                write_atomically(path, facts[0], mode=facts[1].st_mode & 0o777)
-                os.utime(path, ns=(facts[1].st_atime_ns, facts[1].st_mtime_ns))
+                data, status = facts
+                write_atomically(path, data, mode=status.st_mode & 0o777)
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def remove_folder(model_dir: Path) -> None:

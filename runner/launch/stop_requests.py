@@ -61,8 +61,9 @@ class StopRequests:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        noticed, self._before = [number for number in NOTICES if callable(self._before.get(number))], {}
-        for number in noticed:
+        handled_before = [number for number in NOTICES if callable(self._before.get(number))]
+        self._before = {}
+        for number in handled_before:
             if number in self.came:  # submitit's handler, which queues the job again: now that the run has saved
                 signal.raise_signal(number)
 
@@ -94,7 +95,8 @@ class StopRequests:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.came.append(number)
         # A closed terminal sends SIGHUP twice: from the kernel and from the shell.
-        if number == signal.SIGALRM or (len(self.came) > 1 and number != signal.SIGHUP):
+        is_second = len(self.came) > 1 and number != signal.SIGHUP
+        if number == signal.SIGALRM or is_second:
             for process in self._watched:
                 process.kill()
             return

@@ -80,6 +80,9 @@ from runner.tracking.workers import (
 _OF_MICRO_BATCHES = ("input.train.batch_size", "strategy", "cluster.num_workers")
 """Keys that decide how many examples each replica has of a batch."""
 
+_OF_TRAINING = ("metrics", "steps_per_sec", "input_bound", "global_step", "checkpoint")
+"""Results of training in a summary that a command which only reads the run keeps."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -133,14 +136,13 @@ def run(
     if config.strategy.name in schema.CLUSTER_STRATEGIES and not config.is_cluster:
         say(f"command={config.command} runs in one process, without strategy={config.strategy.name}.")
         config = dataclasses.replace(config, strategy=StrategyConfig())
-    place = None
-    if config.command in schema.CLUSTER_COMMANDS:
-        detected = detect(env, config.cluster, config.strategy)
-        if detected.has_others:
-            place = detected.cluster
-            if detected.has_evaluator and config.command == "train_and_evaluate":  # started from outside
-                config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
-    with StopRequests() if stops is None else nullcontext(stops) as requests:
+    place, has_evaluator = _detect_place(config, env)
+    if has_evaluator:
+        config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
+    handling: AbstractContextManager[StopRequests] = StopRequests()
+    if stops is not None:  # the caller handles signals
+        handling = nullcontext(stops)
+    with handling as requests:
         supervisor = Supervisor(config, env, argv, requests, member, place, notes or {}, launch)
         try:
             if config.command in schema.UNRECORDED_COMMANDS:
@@ -151,6 +153,19 @@ def run(
             return supervisor.run()
         except OSError as error:
             return Outcome(FAILED, "failed", supervisor.say_lost(error))
+
+
+def _detect_place(config: Config, env: Mapping[str, str]) -> tuple[Cluster | None, bool]:
+    """Return the place of this process in a cluster whose tasks were started from outside, and whether an evaluator is
+    among them; (None, False): all tasks are started here.
+    """
+    if config.command not in schema.CLUSTER_COMMANDS:
+        return None, False
+    detected = detect(env, config.cluster, config.strategy)
+    if not detected.has_others:
+        return None, False
+    has_evaluator = detected.has_evaluator and config.command == "train_and_evaluate"
+    return detected.cluster, has_evaluator
 
 
 @dataclass
@@ -214,10 +229,9 @@ class Supervisor:
         # Before the folder is made.
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
-        self.folder, shipping = HeldFolder(self.model_dir), self.member.shipping or Shipping(self.env)
-        exports = (self.config.exports and self.config.export.dir) or ""
-        mirrors = [mirror_of(self.model_dir)]
-        mirrors.append(mirror_of(Path(local_folder("export.dir=", exports, self.config.run.local_dir))))
+        self.folder = HeldFolder(self.model_dir)
+        shipping = self.member.shipping or Shipping(self.env)
+        mirrors = [mirror_of(self.model_dir), mirror_of(self._export_dir())]
         try:
             for mirror in mirrors:
                 mirror.begin(self.env, self.config.run)
@@ -227,26 +241,39 @@ class Supervisor:
             if self.member.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
                 shipping.close(self.stops.came)
             # Last, because trackers note in the folder what they have. A sweep closes them at its end.
-            closed = [mirror.close(self.stops.came) for mirror in mirrors if self.member.parent is None]
-            left = "; ".join(filter(None, closed))
+            unsent = []
+            if self.member.parent is None:
+                unsent = [mirror.close(self.stops.came) for mirror in mirrors]
+            left = "; ".join(text for text in unsent if text)
         if left and outcome.code in (FINISHED, INTERRUPTED):
+            outcome = dataclasses.replace(outcome, code=INTERRUPTED, status="upload_incomplete", error=left)
             is_lost = any(mirror.lost() for mirror in mirrors)
-            code, status = (FAILED, "failed") if is_lost else (INTERRUPTED, "upload_incomplete")
-            outcome = dataclasses.replace(outcome, code=code, status=status, error=left)
+            if is_lost:  # this run may not write there any more
+                outcome = dataclasses.replace(outcome, code=FAILED, status="failed")
             if self.trains:
                 write_end_of_command(self.model_dir, self._summary_of(outcome))
-        addresses = {} if change else shipping.addresses(self.model_dir)
+        addresses: Mapping[str, str] = {}
+        if not change:
+            addresses = shipping.addresses(self.model_dir)
         summary = {**self._summary_of(outcome), "addresses": addresses}
         self._print(summary, outcome, change)
         outcome.facts["answer"] = {"model_dir": str(self.model_dir), **summary}
         return dataclasses.replace(outcome, error=summary["error"])
+
+    def _export_dir(self) -> Path:
+        """Return the local folder of `export.dir`; that of '' if this run exports nothing."""
+        url_or_folder = ""
+        if self.config.exports and self.config.export.dir:
+            url_or_folder = self.config.export.dir
+        return Path(local_folder("export.dir=", url_or_folder, self.config.run.local_dir))
 
     def _run_alone(self, shipping: Shipping) -> tuple[Outcome, str]:
         """Run the tasks while the folder is locked, as in `run`. Return the outcome, and what became of the folder if
         the start did not change it: removed or unchanged.
         """
         # A task of an earlier start may still be saving. After this call, its journal is complete.
-        wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
+        tasks_here = "*" if self.place is None else "chief-0"
+        wait_for_tasks(self.model_dir, tasks_here)
         if self.place is None:  # otherwise tasks on other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
         # Before this start writes anything: the earlier one may have been killed while it wrote how it ended.
@@ -255,26 +282,22 @@ class Supervisor:
         journals = Journals(self.model_dir).mark()  # before the first line of this start
         self._tell_start(shipping)
         tasks = self._build_tasks(self.file, self.record)
-        code, change = FAILED, ""
+        code = FAILED
+        change = ""
         try:
             # It ends before the end of the run is noted, after which trackers take nothing.
             with self._measuring_host(), self._recording_code():
                 outcome = self._run_recorded(tasks, journals)
             self._keep_of_earlier(outcome, earlier)
-            is_over_early = self.trains and outcome.code != FINISHED and not journals.events("first_step")
+            is_unfinished = self.trains and outcome.code != FINISHED
+            is_over_early = is_unfinished and not journals.events("first_step")
             if is_over_early and self._is_mistake(outcome, journals):
                 # First, because its processes write into the folder.
                 shipping.drop()
                 start_files.remove_folder(self.model_dir)
                 change = "removed"
             elif is_over_early and self._earlier_files is not None:
-                with suppress(OSError):  # the folder is lost, or the disk is full
-                    self.folder.check()
-                    self._earlier_files.restore()
-                # Afterwards: a start that is killed before this line has left the run as it was, as run.json then says.
-                with suppress(OSError):
-                    self.folder.check()
-                    write_end(self.model_dir, self._kept_end(outcome))
+                self._restore(self._earlier_files, outcome)
                 change = "unchanged"
             else:
                 outcome = self._write_end(outcome, earlier)
@@ -282,6 +305,16 @@ class Supervisor:
         finally:
             tasks.rendezvous.end(code)
         return outcome, change
+
+    def _restore(self, files: start_files.EarlierFiles, outcome: Outcome) -> None:
+        """Put the files of the earlier start back, and note that this one failed."""
+        with suppress(OSError):  # the folder is lost, or the disk is full
+            self.folder.check()
+            files.restore()
+        # Afterwards: a start that is killed before this line has left the run as it was, as run.json then says.
+        with suppress(OSError):
+            self.folder.check()
+            write_end(self.model_dir, self._end_of_kept(outcome))
 
     @property
     def _has_evaluator_elsewhere(self) -> bool:
@@ -293,7 +326,8 @@ class Supervisor:
         """Whether the folder goes if this start makes a mistake before its first step: it is new, and nobody else reads
         it.
         """
-        return self.trains and self._is_new and self.member.parent is None and self.place is None
+        is_read_by_others = self.member.parent is not None or self.place is not None
+        return self.trains and self._is_new and not is_read_by_others
 
     def _is_mistake(self, outcome: Outcome, journals: Journals) -> bool:
         """Report whether a start that took no step ended because of a mistake, in a folder with nothing of value.
@@ -313,18 +347,18 @@ class Supervisor:
             schema.save(self.config, file)
             ending = self._run_tasks(self._build_tasks(file, RunRecord()))
             journals = Journals(Path(scratch))
-            facts, error = facts_in(journals.events_of()), error_of(ending, journals)
-            return outcome_of(ending.code, bool(self.stops.came), facts, error)
+            facts = facts_in(journals.events_of())
+            return outcome_of(ending.code, bool(self.stops.came), facts, error_of(ending, journals))
 
     def say_lost(self, error: OSError) -> str:
         """Report that the folder cannot be written, and return why: the disk is full, or it was deleted meanwhile."""
         if self.env.get(FULL_ERROR) == "1":
             traceback.print_exception(error)
-        lost = self._lost(error)
-        say(f"runner: {lost}")
-        return lost
+        why = self._why_lost(error)
+        say(f"runner: {why}")
+        return why
 
-    def _lost(self, error: OSError) -> str:
+    def _why_lost(self, error: OSError) -> str:
         try:
             self.folder.check()
         except FolderLostError as lost:  # `error` may be what came of it: a file that is not there any more
@@ -338,7 +372,8 @@ class Supervisor:
         self.record = RunRecord.read(self.model_dir)
         if self.trains and layout.latest_checkpoint(self.model_dir) is not None:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
-        before = saved_config.read_left(self.model_dir / saved_config.FILE if self.trains else self.file)
+        saved = self.model_dir / saved_config.FILE if self.trains else self.file
+        before = saved_config.read_left(saved)
         self._draw_seed(before)
         if self.trains:
             self.record.gradient_accumulation = self._begin_accumulation(before)
@@ -358,14 +393,19 @@ class Supervisor:
 
         Otherwise each task would draw its own, and several workers would read the same data in different orders.
         """
-        run, record = self.config.run, self.record
-        if run.seed is None:
+        run = self.config.run
+        if run.seed is not None:
+            return
+        if self.record.generation:
+            seed = self.record.drawn_seed
+        else:
             # Without a record, which may have been damaged, the seed stands in the config of the earlier start.
-            seed = record.drawn_seed if record.generation else schema.value_at(before, "run.seed")
-            seed = randbits(schema.SEED_BITS) if seed is None else seed
-            if self.trains:  # a command that only reads the run does not set its seed
-                record.drawn_seed = seed
-            self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
+            seed = schema.value_at(before, "run.seed")
+        if seed is None:
+            seed = randbits(schema.SEED_BITS)
+        if self.trains:  # a command that only reads the run does not set its seed
+            self.record.drawn_seed = seed
+        self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
     def _begin_accumulation(self, before: Mapping[str, Any]) -> int | None:
         """Return the number of micro-batches with which this start begins; None: the config has it.
@@ -386,39 +426,44 @@ class Supervisor:
         if self.config.run.progress == "off" or not before:
             return
         try:
-            configs = (parsing.parse(before), self.config)
+            parsed = parsing.parse(before)
         except ValueError:  # written by another version; it is about to be replaced
             return
-        changes = differences(*map(schema.to_tree, configs))
+        changes = differences(schema.to_tree(parsed), schema.to_tree(self.config))
         if changes:
-            listed = ", ".join(f"{key}: {before} -> {now}" for key, before, now in changes)
+            listed = ", ".join(f"{key}: {earlier} -> {now}" for key, earlier, now in changes)
             say(f"Changed since this run was last started: {listed}")
 
     def _tell_start(self, shipping: Shipping) -> None:
         """Note in the journal what this run is, for the trackers."""
         tracking = self.config.tracking
+        # Of how it is tracked, the params have the backend alone.
         shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
-        # Finding the git revision takes two commands, so it is skipped if no tracker records it.
-        backends = tracking.backends
+        params = schema.flatten(masked(schema.to_tree(shown), self.listed))
         url = remote_dir(self.model_dir)
         tags: dict[str, str] = {}
-        if backends:
+        # Finding the git revision takes two commands, so it is skipped if no tracker records it.
+        if tracking.backends:
             tags |= masked(tracking.tags, self.listed, "tracking.tags")
             tags |= tags_of_this_process(self.model_dir, self.argv, url, self.listed)
-            tags |= self._found_accumulation()
+            tags |= self._tag_of_accumulation()
             if self.member.settings:
                 tags["settings"] = mask_text(self.member.settings, self.secrets)
         name = self.member.name or tracking.run_name or self.model_dir.name
+        parent = None
+        if self.member.parent is not None:
+            parent = str(self.member.parent)
+        generation = self.record.generation if self.trains else None
         note_of_run(
             self.model_dir,
             RUN_STARTED,
             command=self.config.command,
             name=mask_text(name, self.secrets),
-            params=schema.flatten(masked(schema.to_tree(shown), self.listed)),
+            params=params,
             tags=tags,
-            parent=self.member.parent and str(self.member.parent),
+            parent=parent,
             is_provisional=self._is_provisional,
-            generation=self.record.generation if self.trains else None,
+            generation=generation,
         )
         # `follow` reads them.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
@@ -427,40 +472,63 @@ class Supervisor:
     def _measuring_host(self) -> AbstractContextManager[object]:
         """Return a context beside which the use of this host is recorded, if that is asked for."""
         tracking = self.config.tracking
-        if not (self.trains and tracking.system_metrics and tracking.has_mlflow):
+        is_asked_for = tracking.system_metrics and tracking.has_mlflow
+        if not (self.trains and is_asked_for):
             return nullcontext()
-        return HostMetrics(self.model_dir, self.env, platform.node() if self.place is not None else "")
+        host = ""
+        if self.place is not None:  # the hosts of a cluster are told apart by their names
+            host = platform.node()
+        return HostMetrics(self.model_dir, self.env, host)
 
     def _recording_code(self) -> AbstractContextManager[object]:
         """Return a context beside which the code of this start is recorded, if it trains."""
         if not self.trains or not self.config.run.code:
             return nullcontext()
-        # Of a notebook's process, modules may have been imported long before this start.
-        began = psutil.Process().create_time() if self.config.run.inline else None
+        began = None
+        if self.config.run.inline:
+            # Of a notebook's process, modules may have been imported long before this start.
+            began = psutil.Process().create_time()
         return CodeRecorder(
-            self.model_dir,
-            self.record,
-            journal_path(self.model_dir),
-            self._repeat_command(),
-            self.notes.get("hydra.yaml", ""),
-            self.secrets,
-            began,
+            model_dir=self.model_dir,
+            run=self.record,
+            journal=journal_path(self.model_dir),
+            command=self._repeat_command(),
+            hydra_notes=self.notes.get("hydra.yaml", ""),
+            secrets=self.secrets,
+            began=began,
             is_quiet=LATER_JOB in self.env,
         )
 
     def _build_tasks(self, file: Path, record: RunRecord) -> RestartingGang:
-        config, settings, prefix = self.config, self.config.cluster, self.member.prefix
-        limit = 0 if config.command in schema.UNRECORDED_COMMANDS else config.max_restarts
+        prefix = self.member.prefix
+        limit = self.config.max_restarts
+        if self.config.command in schema.UNRECORDED_COMMANDS:
+            limit = 0
         restarts = Restarts(self.model_dir, limit, self.stops.came, lambda text: say(f"{prefix}{text}"))
         lost = mirror_of(self.model_dir).lost
         rendezvous = Rendezvous(lost)
         if self.place is not None:
-            secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
-            rendezvous = LeaderRendezvous(self.model_dir, self.place, secs, has_evaluator=has_evaluator, lost=lost)
+            settings = self.config.cluster
+            rendezvous = LeaderRendezvous(
+                self.model_dir,
+                self.place,
+                settings.start_timeout_secs,
+                has_evaluator=settings.evaluator,
+                lost=lost,
+            )
         return RestartingGang(
-            config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous, self.member.starter,
-            self.launch,
-        )  # fmt: skip
+            config=self.config,
+            file=file,
+            env=self.env,
+            stops=self.stops,
+            restarts=restarts,
+            record=record,
+            prefix=prefix,
+            place=self.place,
+            rendezvous=rendezvous,
+            starter=self.member.starter,
+            launch=self.launch,
+        )
 
     # --- the tasks ----------------------------------------------------------------------------------------------------
 
@@ -476,7 +544,9 @@ class Supervisor:
 
         os.environ.update(model_source.environment(self.config.model, {}))
         # The command line sets it for Hydra. Unless the user set it, a mistake is reported as one message.
-        set_for_hydra = None if FULL_ERROR in self.env else os.environ.pop(FULL_ERROR, None)
+        set_for_hydra = None
+        if FULL_ERROR not in self.env:
+            set_for_hydra = os.environ.pop(FULL_ERROR, None)
         try:
             code = main.main([str(tasks.file)], inline=True)
         except KeyboardInterrupt:  # the second Ctrl-C
@@ -491,34 +561,38 @@ class Supervisor:
         """Run the tasks and return the outcome, that of an evaluator elsewhere included."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.member.prefix)
-        if ending.code == USER_ERROR and ending.reason and not journals.events("error"):
+        is_refusal = ending.code == USER_ERROR and bool(ending.reason)
+        if is_refusal and not journals.events("error"):
             # Another host's supervisor refused its config: no task has printed that here.
             say(f"{self.member.prefix}runner: {ending.reason}")
-
-        def outcome_after(ending: GangResult) -> Outcome:
-            lines = journals.events_of()  # also from the evaluator, which has the last checkpoint's metrics
-            for event in ("exported", "result"):
-                lines += journals.events(event).get("evaluator", ())
-            stopped = bool(self.stops.came)
-            return outcome_of(ending.code, stopped, facts_in(lines), error_of(ending, journals))
-
-        outcome = outcome_after(ending)
-        if self.trains and self._has_evaluator_elsewhere and ending.code == FINISHED:
+        outcome = self._outcome_after(ending, journals)
+        has_finished = self.trains and ending.code == FINISHED
+        if has_finished and self._has_evaluator_elsewhere:
             with suppress(OSError):  # `_write_end`, which comes next, reports the problem with the folder
                 self.folder.check()
                 tell_training_ended(self.model_dir, outcome.status, self.record.generation)
-            outcome = outcome_after(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
+            ending = tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending
+            outcome = self._outcome_after(ending, journals)
         if tasks.tried and _ran_out_of_memory(journals):
             numbers = [*tasks.tried, self.record.gradient_accumulation]
-            tried = ", ".join(map(str, numbers))
+            tried = ", ".join(str(number) for number in numbers)
             outcome.error = f"{outcome.error} (tried train.gradient_accumulation={tried})"
-        restarts = tasks.restarts
         if self.trains:
             outcome.facts["starts"] = starts_of(journals)
             outcome.facts["step_times"] = step_times_of(journals)
             outcome.facts["worker_steps"] = steps_of_workers(journals)
-        outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
+        restarts = tasks.restarts
+        outcome.facts["restarts"] = restarts.total
+        outcome.facts["last_restart"] = restarts.last
+        outcome.facts["lost_workers"] = restarts.lost_workers
         return outcome
+
+    def _outcome_after(self, ending: GangResult, journals: Journals) -> Outcome:
+        lines = journals.events_of()  # also from the evaluator, which has the last checkpoint's metrics
+        for event in ("exported", "result"):
+            lines += journals.events(event).get("evaluator", ())
+        is_stopped = bool(self.stops.came)
+        return outcome_of(ending.code, is_stopped, facts_in(lines), error_of(ending, journals))
 
     # --- after --------------------------------------------------------------------------------------------------------
 
@@ -527,9 +601,10 @@ class Supervisor:
         evaluate), the results of training.
         """
         facts = outcome.facts
-        for name in () if self.trains else ("metrics", "steps_per_sec", "input_bound", "global_step", "checkpoint"):
-            if facts.get(name) is None and earlier.get(name):
-                facts[name] = earlier[name]
+        if not self.trains:
+            for name in _OF_TRAINING:
+                if facts.get(name) is None and earlier.get(name):
+                    facts[name] = earlier[name]
         exports = dict.fromkeys([*earlier.get("exports", []), *facts.get("exports", [])])
         facts["exports"] = [path for path in exports if Path(path).is_dir()]
 
@@ -543,7 +618,7 @@ class Supervisor:
         except OSError as error:
             if outcome.code != FAILED or not isinstance(error, StorageError):  # else the task has reported it
                 self.say_lost(error)
-            failed = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
+            failed = Outcome(FAILED, "failed", self._why_lost(error), outcome.facts)
         end = self._end_of(failed, earlier)
         with suppress(FolderLostError):
             self.folder.check()
@@ -569,7 +644,7 @@ class Supervisor:
             }
         end = RunEnd(
             outcome.status,
-            self._recorded(outcome),
+            self._mlflow_status(outcome),
             summaries,
             files=[self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE],
             models=self._models_of(outcome),
@@ -582,35 +657,48 @@ class Supervisor:
 
     def _tags_of_end(self, outcome: Outcome, summary: Mapping[str, Any]) -> dict[str, str]:
         """Return the tags that the trackers get at the end of training."""
-        facts = {**summary, "last_restart": outcome.facts.get("last_restart"), "lost_workers": _told_losses(summary)}
-        names = ["strategy", "num_replicas", "lost_workers"]
+        facts = {
+            "strategy": summary["strategy"],
+            "num_replicas": summary["num_replicas"],
+            "lost_workers": _describe_losses(summary),
+        }
         if summary["restarts"]:
-            names += ["restarts", "last_restart"]
-        tags = {name: str(facts[name]) for name in names if facts[name] is not None}
+            facts["restarts"] = summary["restarts"]
+            facts["last_restart"] = outcome.facts.get("last_restart")
+        tags = {name: str(value) for name, value in facts.items() if value is not None}
         starts = outcome.facts.get("starts", {})
         for task in slowest_first(starts)[:LISTED_STARTS]:
             name = task.replace(":", "-")
             tags[f"start.{name}"] = str(starts[task])
-        return tags | self._found_accumulation()
+        return tags | self._tag_of_accumulation()
 
-    def _found_accumulation(self) -> dict[str, str]:
+    def _tag_of_accumulation(self) -> dict[str, str]:
         """Return the tag with the number of micro-batches, if the supervisor finds it; else a param has it."""
         number = self.record.gradient_accumulation
         if number is None or not self.trains:
             return {}
         return {"gradient_accumulation": str(number)}
 
-    def _recorded(self, outcome: Outcome) -> str:
+    def _mlflow_status(self, outcome: Outcome) -> str:
         """Return the status of an outcome for MLflow."""
         is_pruned = outcome.status == "interrupted" and not self.stops.may_go_on
-        return "KILLED" if outcome.was_killed or is_pruned else MLFLOW_STATUS[outcome.status]
+        if outcome.was_killed or is_pruned:
+            return "KILLED"
+        return MLFLOW_STATUS[outcome.status]
 
-    def _kept_end(self, outcome: Outcome) -> RunEnd:
+    def _end_of_kept(self, outcome: Outcome) -> RunEnd:
         """Return the end of a start that failed before its first step in a folder with a checkpoint."""
         error = self._summary_of(outcome)["error"]
-        why = f": {error}" if error else ""
-        tags = {"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {outcome.status}{why}"}
-        return RunEnd(outcome.status, self._recorded(outcome), tags=tags, models=self._models_of(outcome), is_kept=True)
+        what = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {outcome.status}"
+        if error:
+            what += f": {error}"
+        return RunEnd(
+            outcome.status,
+            self._mlflow_status(outcome),
+            tags={"last_failed_start": what},
+            models=self._models_of(outcome),
+            is_kept=True,
+        )
 
     def _models_of(self, outcome: Outcome) -> list[dict[str, Any]]:
         """Return the models that this start exported."""
@@ -626,30 +714,40 @@ class Supervisor:
 
     def _model_name(self) -> str:
         """Return the model's name from its function: digits for model_fns.digits.model_fn."""
-        parts = str(self.config.model.fn).split(".")
-        return parts[-2] if parts[-1] == "model_fn" and len(parts) > 1 else parts[-1]
+        *modules, name = str(self.config.model.fn).split(".")
+        if name == "model_fn" and modules:
+            return modules[-1]
+        return name
 
     def _print(self, summary: Mapping[str, Any], outcome: Outcome, change: str) -> None:
-        code = outcome.code
-        shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
+        """Print the summary as a user reads it.
+
+        Args:
+          change: as of `_run_alone`.
+        """
+        shown = dict(summary)
+        shown["resume"] = None
+        if outcome.code == INTERRUPTED:
+            shown["resume"] = self._resume_command()
         if not self.trains:
-            shown |= {"steps_per_sec": None, "input_bound": None}  # those of the training that it reads
+            # Those of the training that it reads.
+            shown["steps_per_sec"] = None
+            shown["input_bound"] = None
         if self.config.strategy.name == "parameter_server":
-            cluster = self.config.cluster
-            workers, servers = cluster.num_workers, cluster.num_ps
-            if self.place is not None:
-                workers, servers = self.place.num_workers - 1, self.place.num_ps
-            shown["cluster"] = [console.counted(workers, "worker"), console.counted(servers, "server")]
-        if code == USER_ERROR:  # the task has printed the message
+            shown["cluster"] = self._describe_cluster()
+        if outcome.code == USER_ERROR:  # the task has printed the message
             shown["error"] = None
         for name in ("checkpoint", "predictions"):
-            shown[name] = summary[name] and console.relative(Path(summary[name]))
+            if summary[name]:
+                shown[name] = console.relative(Path(summary[name]))
         slowest = slowest_start(outcome.facts.get("starts", {}))
-        shown["slowest_start"] = str(slowest) if slowest is not None and slowest.is_told else None
-        shown["lost_workers"] = _told_losses(summary)
-        shown["found_accumulation"] = self._found_accumulation().get("gradient_accumulation")
+        shown["slowest_start"] = None
+        if slowest is not None and slowest.is_told:
+            shown["slowest_start"] = str(slowest)
+        shown["lost_workers"] = _describe_losses(summary)
+        shown["found_accumulation"] = self._tag_of_accumulation().get("gradient_accumulation")
         shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])
-        shown["best"] = self._best()
+        shown["best"] = self._describe_best()
         where = url_or_path(self.model_dir)
         if change:
             where += f" ({change}: this start ended before its first step)"
@@ -658,10 +756,22 @@ class Supervisor:
         else:
             console.print_job(shown, where, prefix=self.member.prefix)
 
-    def _best(self) -> str | None:
+    def _describe_cluster(self) -> list[str]:
+        """Return the numbers of workers and servers, in words."""
+        if self.place is None:
+            workers = self.config.cluster.num_workers
+            servers = self.config.cluster.num_ps
+        else:
+            workers = self.place.num_workers - 1  # it counts the chief
+            servers = self.place.num_ps
+        return [console.counted(workers, "worker"), console.counted(servers, "server")]
+
+    def _describe_best(self) -> str | None:
         """Return the best checkpoint by `checkpoint.keep_best`, in words; None: none is kept for that."""
+        if not self.trains:
+            return None
         rule = self.config.checkpoint.keep_best
-        found = best_of(self.model_dir, rule) if self.trains else None
+        found = best_of(self.model_dir, rule)
         if found is None:
             return None
         step, value = found
@@ -669,19 +779,23 @@ class Supervisor:
 
     def _resume_command(self) -> str:
         """Return the command that resumes an interrupted run."""
-        words = [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
-        overrides = [masked_override(text, self.listed) for text in words]
-        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={url_or_path(self.model_dir)}"])
+        overrides = [masked_override(text, self.listed) for text in self._overrides_without_folder()]
+        folder = f"model_dir={url_or_path(self.model_dir)}"
+        return shlex.join(["python", "-m", "runner", *overrides, folder])
 
     def _repeat_command(self) -> str:
         """Return the command that trains the same in a folder of its own."""
-        words = [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
+        words = self._overrides_without_folder()
         drawn = self.record.drawn_seed
         if drawn is not None and drawn == self.config.run.seed:
             words = [text for text in words if not text.startswith("run.seed=")]
             words.append(f"run.seed={drawn}")
         overrides = [masked_override(text, self.listed) for text in words]
         return mask_text(shlex.join(["python", "-m", "runner", *overrides]), self.secrets)
+
+    def _overrides_without_folder(self) -> list[str]:
+        """Return what the user typed, but for model_dir."""
+        return [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
 
 
 def _ran_out_of_memory(journals: Journals) -> bool:
@@ -692,9 +806,9 @@ def _ran_out_of_memory(journals: Journals) -> bool:
     return False
 
 
-def _told_losses(summary: Mapping[str, Any]) -> str | None:
+def _describe_losses(summary: Mapping[str, Any]) -> str | None:
     """Return when and why which workers were lost for good, and how many were left; None: none."""
-    return (
-        "; ".join("{time} at step {step}: {reason}, {left} left".format(**one) for one in summary["lost_workers"])
-        or None
-    )
+    losses = []
+    for loss in summary["lost_workers"]:
+        losses.append("{time} at step {step}: {reason}, {left} left".format(**loss))
+    return "; ".join(losses) or None

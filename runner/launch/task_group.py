@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,30 +62,24 @@ class RestartingGang:
 
     def run(self) -> GangResult:
         """Run the tasks to their end: gather all supervisors, start, watch, and restart lost tasks."""
-        tasks = self._tasks()
-        shared = self.starter if self.config.run.preload == "auto" else None
-        with closing(build_starter(self.config, len(tasks))) if shared is None else nullcontext(shared) as starter:
+        tasks = self._build_tasks()
+        starting: AbstractContextManager[TaskStarter]
+        if self.starter is not None and self.config.run.preload == "auto":
+            starting = nullcontext(self.starter)  # whoever made it closes it
+        else:
+            starting = closing(build_starter(self.config, len(tasks)))
+        with starting as starter:
             return self._run(tasks, starter)
 
     def _run(self, tasks: list[Task], starter: TaskStarter) -> GangResult:
+        """Start and watch the tasks, again and again while that is allowed.
+
+        gather the other supervisors -> wait until TensorFlow is imported -> run the tasks -> decide whether to go on
+        """
         journals = Journals(self.restarts.model_dir)
-        watch = StragglerWatch(self.restarts.model_dir, lambda text: say(f"{self.prefix}{text}"))
-
-        def look_around() -> GangResult | None:
-            watch.look()
-            return self.rendezvous.look()
-
-        gang = Gang(
-            start_timeout_secs=self.config.cluster.start_timeout_secs,
-            freeze_secs=self.config.run.freeze_secs,
-            start=starter.start,
-            say=lambda text: say(f"{self.prefix}runner: {text}"),
-            joined=lambda: journals.events("joined"),
-            may_replace=lambda ending: self.restarts.allow(ending, alone=True),
-            look_around=look_around,
-        )
-        trains = self.config.command in TRAINING_RUNS
-        with self.stops.watch(gang, "saving a checkpoint" if trains else "nothing is saved"):
+        gang = self._build_gang(starter, journals)
+        answer = "saving a checkpoint" if self._trains else "nothing is saved"
+        with self.stops.watch(gang, answer):
             while True:
                 starter.prepare(tasks)  # meanwhile the other supervisors join
                 record = self.record
@@ -95,24 +89,58 @@ class RestartingGang:
                     return failed
                 with self.launch.phase("import"):  # by the server, from which tasks are forked
                     starter.wait(self.stops.came)
-                if self.stops.came:  # before any task was started; the result is that of a task that has taken no step
-                    has_nothing = trains and latest_step(self.restarts.model_dir) is None
-                    return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0].place)
-                if trains:
+                if self.stops.came:  # before any task was started
+                    return self._result_without_a_step(tasks[0].place)
+                if self._trains:
                     remove_ending(self.restarts.model_dir)
                 journals.mark()  # who joined in an earlier start has not joined in this one
                 launched = [replace(task, env={**task.env, **self.launch.env}) for task in tasks]
-                ending = self.rendezvous.reason(gang.run(launched, self.stops.came))
+                ending = gang.run(launched, self.stops.came)
+                ending = self.rendezvous.reason(ending)
                 if ending.code == INTERRUPTED:
-                    # '' if the whole run was asked to stop. If a single task was asked, the task has noted that itself.
-                    names = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
+                    names = self._asked_to_stop(gang, journals)
                     return replace(ending, reason=", ".join(sorted(names)))
                 if not self._goes_on(ending, journals):
                     return ending
                 self.launch.begin_again()
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
-                tasks = self._tasks()
+                tasks = self._build_tasks()
+
+    @property
+    def _trains(self) -> bool:
+        return self.config.command in TRAINING_RUNS
+
+    def _build_gang(self, starter: TaskStarter, journals: Journals) -> Gang:
+        watch = StragglerWatch(self.restarts.model_dir, lambda text: say(f"{self.prefix}{text}"))
+
+        def look_around() -> GangResult | None:
+            watch.look()
+            return self.rendezvous.look()
+
+        return Gang(
+            start_timeout_secs=self.config.cluster.start_timeout_secs,
+            freeze_secs=self.config.run.freeze_secs,
+            start=starter.start,
+            say=lambda text: say(f"{self.prefix}runner: {text}"),
+            joined=lambda: journals.events("joined"),
+            may_replace=lambda ending: self.restarts.allow(ending, alone=True),
+            look_around=look_around,
+        )
+
+    def _result_without_a_step(self, place: Cluster) -> GangResult:
+        """Return the result of a start that was stopped before its tasks started: that of a task without a step."""
+        has_nothing = self._trains and latest_step(self.restarts.model_dir) is None
+        code = FAILED if has_nothing else INTERRUPTED
+        return GangResult(code, place)
+
+    def _asked_to_stop(self, gang: Gang, journals: Journals) -> Collection[str]:
+        """Return the names of the tasks that were asked to stop; () if the whole run was."""
+        if self.stops.came:
+            return ()
+        if gang.asked_to_stop:
+            return gang.asked_to_stop
+        return journals.events("asked_to_stop")  # a single task that was asked has noted that itself
 
     def _goes_on(self, ending: GangResult, journals: Journals) -> bool:
         """Report whether all tasks are to be started again, after a pause; log and note the restart."""
@@ -140,27 +168,34 @@ class RestartingGang:
     def _goes_on_without(self, ending: GangResult) -> bool:
         """Report whether the run goes on with one worker less, as if it was started again with that number."""
         settings = self.config.cluster
+        least = settings.min_workers or settings.num_workers
         is_gang = self.config.strategy.name == "multi_worker" and self.place is None
-        is_lost = (ending.is_loss or ending.did_not_start) and not ending.place.is_evaluator
-        is_enough = settings.num_workers > (settings.min_workers or settings.num_workers)
-        if not (is_gang and is_lost and is_enough) or self.stops.came:
+        is_lost = ending.is_loss or ending.did_not_start
+        is_of_a_worker = is_lost and not ending.place.is_evaluator
+        can_go_on = is_gang and is_of_a_worker and settings.num_workers > least
+        if self.stops.came or not can_go_on:
             return False
         # Its file keeps the full number, with which a later start of the same command begins again.
         self.config = replace(self.config, cluster=replace(settings, num_workers=settings.num_workers - 1))
         self.restarts.go_on_without(ending, self.config.cluster)
         return True
 
-    def _tasks(self) -> list[Task]:
-        # Each start uses new ports, because the old ones may stay in use for a while.
-        places = local_places(self.config) if self.place is None else [self.place]
+    def _build_tasks(self) -> list[Task]:
+        if self.place is None:
+            # Each start uses new ports, because the old ones may stay in use for a while.
+            places = local_places(self.config)
+        else:
+            places = [self.place]
         tasks = []
         for place in places:
             prefix = self.prefix
             env = task_env(self.env, place, self.record.generation, self.record.gradient_accumulation)
-            if place.is_chief and not prefix and shows_live(self.config.run.progress, sys.stderr):
+            # The chief writes to the terminal itself, like a single process, unless its job is one of several.
+            if not place.is_chief:
+                env[QUIET_ERRORS] = "1"
+                prefix = f"{prefix}[{place.name}] "
+            elif not prefix and shows_live(self.config.run.progress, sys.stderr):
                 START_STATUS.show("importing TensorFlow")
-            if not place.is_chief:  # the chief writes to the terminal itself, like a single process
-                env, prefix = {**env, QUIET_ERRORS: "1"}, f"{prefix}[{place.name}] "
             tasks.append(Task(place, task_argv(self.file), env, prefix))
         return tasks
 
@@ -186,16 +221,21 @@ def task_env(
       place: the task's place; one task of several gets its place in TF_CONFIG.
       generation, gradient_accumulation: those of this start of the run, as in `RunRecord`.
     """
-    result = {**_QUIET, **env, "TF_CONFIG": place.tf_config, GENERATION: str(generation)}
-    if not place.tf_config:
-        del result["TF_CONFIG"]
-    result.pop(FOUND_ACCUMULATION, None)  # `env` is that of a task, if its code starts another run
+    of_task = {**_QUIET, **env, GENERATION: str(generation)}
+    # `env` has both if it is that of a task whose code starts another run. A user's TF_CONFIG is in `place` already.
+    of_task.pop("TF_CONFIG", None)
+    of_task.pop(FOUND_ACCUMULATION, None)
+    if place.tf_config:
+        of_task["TF_CONFIG"] = place.tf_config
     if gradient_accumulation is not None:
-        result[FOUND_ACCUMULATION] = str(gradient_accumulation)
+        of_task[FOUND_ACCUMULATION] = str(gradient_accumulation)
     home = Path(runner.__file__).parent.parent
     if home.name not in ("site-packages", "dist-packages"):  # the package is a checkout that is not installed
-        result["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), env.get("PYTHONPATH"))))
-    return result
+        search_path = [str(home)]
+        if env.get("PYTHONPATH"):
+            search_path.append(env["PYTHONPATH"])
+        of_task["PYTHONPATH"] = os.pathsep.join(search_path)
+    return of_task
 
 
 def say_errors(journals: Journals, prefix: str = "") -> None:
@@ -204,7 +244,8 @@ def say_errors(journals: Journals, prefix: str = "") -> None:
     shown = {line["error"] for line in errors.get("chief", ())}
     for task, lines in errors.items():
         for line in lines:
-            if line["error"] not in shown and line.get("said"):
+            is_new = line["error"] not in shown
+            if is_new and line.get("said"):
                 shown.add(line["error"])
                 for text in str(line["said"]).splitlines():
                     say(f"{prefix}[{task}] {text}")
@@ -220,6 +261,9 @@ def error_of(ending: GangResult, journals: Journals) -> str:
     """Return why a run ended, in one line; '' if it finished."""
     place = ending.place
     errors = journals.events("error").get(place.name)
-    if errors and not ending.is_loss:
-        return f"{'' if place.is_chief else f'{place.name}: '}{errors[-1]['error']}"
-    return ending.reason
+    if ending.is_loss or not errors:
+        return ending.reason
+    error = str(errors[-1]["error"])
+    if place.is_chief:
+        return error
+    return f"{place.name}: {error}"

@@ -94,12 +94,17 @@ class TaskStarter:
             self._socket, server_end = socket.socketpair()
             self._until = time.monotonic() + START_SECS
             with server_end:
+                number = server_end.fileno()
                 # It does not hold the run's output: a reader of that pipe must not wait for the server.
                 self.server = subprocess.Popen(
-                    [sys.executable, *self._command, str(server_end.fileno())], env=self._env, stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                    pass_fds=(server_end.fileno(),),
-                )  # fmt: skip
+                    [sys.executable, *self._command, str(number)],
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=(number,),
+                )
 
     def wait(self, stops: Sequence[int]) -> None:
         """Wait until the server, if any, has done its imports, or a stop is requested."""
@@ -107,7 +112,7 @@ class TaskStarter:
             with self._cold_after_failure():
                 if self.server is None or self._is_ready:
                     return
-                if select.select([self._socket], [], [], GLANCE_SECS)[0]:
+                if _can_be_read(self._socket, GLANCE_SECS):
                     self._receive()
                     self._is_ready = True
                 elif time.monotonic() > self._until:
@@ -116,10 +121,12 @@ class TaskStarter:
     def start(self, task: Task) -> Process:
         """Fork `task`, or start it cold."""
         with self._cold_after_failure():
-            if self._is_ready and _may_be_forked(task) and read_at_import(task.env) == self._env:
+            can_fork = self._is_ready and _may_be_forked(task)
+            if can_fork and read_at_import(task.env) == self._env:
                 if not task.prefix:  # it draws its own live line at once
                     START_STATUS.stop()
-                return start_process(task.argv[1 + len(TASK_COMMAND) :], task.env, task.prefix, self._fork)
+                arguments = task.argv[1 + len(TASK_COMMAND) :]
+                return start_process(arguments, task.env, task.prefix, self._fork)
         return start_cold(task)
 
     def close(self) -> None:
@@ -133,7 +140,8 @@ class TaskStarter:
         if self.server is not None:
             self._socket.close()  # else the server would outlive the original
             self.server.returncode = 0  # it is no child of this process
-        self.server, self._is_ready = None, False
+        self.server = None
+        self._is_ready = False
 
     @contextmanager
     def _cold_after_failure(self) -> Iterator[None]:
@@ -142,7 +150,9 @@ class TaskStarter:
             try:
                 yield
             except OSError as error:
-                reason = self._describe_end() if isinstance(error, ConnectionError) else str(error)
+                reason = str(error)
+                if isinstance(error, ConnectionError):
+                    reason = self._describe_end()
                 self._turn_off(0)  # a live server still reports how its children end
                 text = f"tasks start without a task server (run.preload): {reason}"
                 say(f"runner: {text}. Each task imports TensorFlow itself.")
@@ -160,7 +170,8 @@ class TaskStarter:
                 self.server.kill()
             with suppress(subprocess.TimeoutExpired):
                 self.server.wait(secs)
-        self.server, self._is_ready = None, False
+        self.server = None
+        self._is_ready = False
 
     def _fork(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
         """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line."""
@@ -171,7 +182,7 @@ class TaskStarter:
             theirs.callback(os.close, directory)
             request = ChildRequest(list(argv), dict(env), descriptors, directory, child_end)
             task_server.send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
-            if not select.select([self._socket], [], [], REPLY_SECS)[0]:
+            if not _can_be_read(self._socket, REPLY_SECS):
                 raise _ServerError(f"it did not fork within {REPLY_SECS:.0f} s")
             answer, (pidfd,) = self._receive(1)
             ours.pop_all()
@@ -205,9 +216,16 @@ def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> 
       is_sweep: all runs of a sweep use the starter.
     """
     is_recorded = config.command not in UNRECORDED_COMMANDS
-    may_restart = config.max_restarts > 0 or config.train.finds_accumulation
-    pays = is_sweep or num_tasks > 1 or (may_restart and is_recorded)
-    return TaskStarter(forks=pays and config.run.preload == "auto" and not config.run.inline)
+    may_restart = is_recorded and (config.max_restarts > 0 or config.train.finds_accumulation)
+    pays = is_sweep or num_tasks > 1 or may_restart
+    is_allowed = config.run.preload == "auto" and not config.run.inline
+    return TaskStarter(forks=pays and is_allowed)
+
+
+def _can_be_read(connection: socket.socket, secs: float) -> bool:
+    """Wait until something comes, or the other end is closed; return False if neither does in that many seconds."""
+    readable, _, _ = select.select([connection], [], [], secs)
+    return bool(readable)
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
@@ -217,7 +235,7 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 def _times_of_packages() -> list[int]:
     """Return when a package was last installed or removed, for each folder of installed packages."""
-    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}  # often the same
     return [os.stat(folder).st_mtime_ns for folder in sorted(folders) if os.path.isdir(folder)]
 
 
@@ -226,5 +244,6 @@ def _may_be_forked(task: Task) -> bool:
 
     It must run the runner's own task command, and TensorFlow's messages at import must not be wanted.
     """
-    is_ours = tuple(task.argv[: 1 + len(TASK_COMMAND)]) == (sys.executable, *TASK_COMMAND)
+    command = tuple(task.argv[: 1 + len(TASK_COMMAND)])
+    is_ours = command == (sys.executable, *TASK_COMMAND)
     return is_ours and task.env.get("TF_CPP_MIN_LOG_LEVEL", "0") >= "2"

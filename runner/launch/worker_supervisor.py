@@ -56,7 +56,8 @@ class WorkerSupervisor:
           ConfigError: the chief has another config.
         """
         model_dir = Path(str(self.config.model_dir))
-        where, mirror = url_or_path(model_dir), mirror_of(model_dir)
+        where = url_or_path(model_dir)
+        mirror = mirror_of(model_dir)
         mirror.begin(self.env, self.config.run, self.place)
         rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
         say(f"This is {self.place.name}. The chief records the run and its results in {where}.")
@@ -67,28 +68,34 @@ class WorkerSupervisor:
                 closing(build_starter(self.config, 1)) as starter,
                 self._measuring_host(model_dir),
             ):
-                code = self._follow(rendezvous, model_dir, Path(scratch) / "config.yaml", starter)
+                code = self._follow_chief(rendezvous, model_dir, Path(scratch) / "config.yaml", starter)
         except TimeoutError as error:
             say(f"runner: {error}")
             return FAILED
         finally:
             left = mirror.close(self.stops.came)
-        if code == FINISHED:
-            say(f"remote: {left}" if left else f"{self.place.name}: the run has finished; see summary.json in {where}.")
-        return INTERRUPTED if left and code == FINISHED else code
+        if code != FINISHED:
+            return code
+        if left:
+            say(f"remote: {left}")
+            return INTERRUPTED
+        say(f"{self.place.name}: the run has finished; see summary.json in {where}.")
+        return FINISHED
 
     def _measuring_host(self, model_dir: Path) -> AbstractContextManager[object]:
         """Return a context beside which the use of this host is recorded, if that is asked for, where the chief finds
         it: in a folder that all hosts share.
         """
         tracking = self.config.tracking
-        is_asked_for = tracking.system_metrics and tracking.has_mlflow and self.config.command in schema.TRAINING_RUNS
-        if not is_asked_for or remote_dir(model_dir) is not None:
+        trains = self.config.command in schema.TRAINING_RUNS
+        is_asked_for = tracking.system_metrics and tracking.has_mlflow
+        is_shared = remote_dir(model_dir) is None
+        if not (trains and is_asked_for and is_shared):
             return nullcontext()
         model_dir.mkdir(parents=True, exist_ok=True)  # this host may be the first
         return HostMetrics(model_dir, self.env, platform.node())
 
-    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: TaskStarter) -> int:
+    def _follow_chief(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: TaskStarter) -> int:
         """Start the task whenever the chief's supervisor says so, and report to it how the task ended.
 
         Args:
@@ -102,7 +109,8 @@ class WorkerSupervisor:
         has_finished = False
 
         def look_around() -> GangResult | None:
-            if self.place.is_server and (gang.asked_to_stop or self.stops.came):
+            is_asked_to_stop = bool(gang.asked_to_stop) or bool(self.stops.came)
+            if self.place.is_server and is_asked_to_stop:
                 gang.asked_to_stop.clear()
                 rendezvous.tell("stopping")  # the coordinator still needs this task to save
             return rendezvous.look()
@@ -114,7 +122,8 @@ class WorkerSupervisor:
             look_around=look_around,
         )
         argv = task_group.task_argv(file)
-        starter.prepare([Task(self.place, argv, task_group.task_env(self.env, self.place))])  # while the chief gathers
+        task = Task(self.place, argv, task_group.task_env(self.env, self.place))
+        starter.prepare([task])  # while the chief gathers
         with self.stops.watch(gang, "all tasks save a checkpoint"):
             while self._is_to_start(rendezvous, forever=has_finished):
                 self._check_config(rendezvous, model_dir)
@@ -128,26 +137,35 @@ class WorkerSupervisor:
                 ending = gang.run([task], self.stops.came)
                 self.launch.begin_again()
                 has_finished = ending.code == FINISHED
-                if has_finished:
-                    rendezvous.tell("done")
-                elif ending.code == INTERRUPTED:
-                    rendezvous.tell("stopped")
-                    return INTERRUPTED
-                elif ending.is_loss:
-                    if ending.code != PEER_LOST:  # after a PEER_LOST the chief reports which task was lost
-                        say(f"runner: {ending.reason}")
-                    rendezvous.tell("lost", ending.reason, ending.code)
-                elif ending.code == OUT_OF_MEMORY:  # the chief's supervisor starts all tasks again
-                    reason = task_group.reason_of(ending, journals).removeprefix(f"{self.place.name} ")
-                    rendezvous.tell("failed", reason, ending.code)
-                else:
-                    error = task_group.error_of(ending, journals).removeprefix(f"{self.place.name}: ")
-                    rendezvous.tell("failed", error, ending.code)
+                is_over = self._tell_end(rendezvous, ending, journals)
+                if is_over:
                     return ending.code
         if rendezvous.code is None:
             rendezvous.tell("stopped")
             return INTERRUPTED
         return rendezvous.code
+
+    def _tell_end(self, rendezvous: FollowerRendezvous, ending: GangResult, journals: Journals) -> bool:
+        """Report to the chief's supervisor how the task ended, and return whether it is not started again."""
+        if ending.code == FINISHED:
+            rendezvous.tell("done")
+            return False
+        if ending.code == INTERRUPTED:
+            rendezvous.tell("stopped")
+            return True
+        if ending.is_loss:
+            if ending.code != PEER_LOST:  # after a PEER_LOST the chief reports which task was lost
+                say(f"runner: {ending.reason}")
+            rendezvous.tell("lost", ending.reason, ending.code)
+            return False
+        # The chief's supervisor puts the name of the task before the reason.
+        if ending.code == OUT_OF_MEMORY:  # it starts all tasks again
+            reason = task_group.reason_of(ending, journals).removeprefix(f"{self.place.name} ")
+            rendezvous.tell("failed", reason, ending.code)
+            return False
+        error = task_group.error_of(ending, journals).removeprefix(f"{self.place.name}: ")
+        rendezvous.tell("failed", error, ending.code)
+        return True
 
     def _is_to_start(self, rendezvous: FollowerRendezvous, *, forever: bool) -> bool:
         """As `FollowerRendezvous.wait_for_go`."""
@@ -178,8 +196,11 @@ class WorkerSupervisor:
 
 def differences_to_chief(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]:
     """Return the differences between the chief's config and ours, except in keys that only concern display."""
-    pairs = differences(theirs, ours)
-    return [f"{key}={here} here, {there} there" for key, there, here in pairs if not is_shown_only(key)]
+    told = []
+    for key, there, here in differences(theirs, ours):
+        if not is_shown_only(key):
+            told.append(f"{key}={here} here, {there} there")
+    return told
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:

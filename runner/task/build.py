@@ -101,59 +101,70 @@ def build_job(
         model_fn = importlib.import_module("runner.classic.compat.tf1_operators").as_classic(model_fn)
     unread = UnreadParams(config, cluster, journal)
     hooks = (*hooks, unread)
-    params: Mapping[str, Any] = config.model.params
-    if params and "params" not in declared_arguments(model_fn):
-        _log.info("%s has no argument 'params', so model.params is not used (%s).", config.model.fn, ", ".join(params))
-        params = {}
     estimator = Estimator(
         model_fn,
         model_dir=config.model_dir,
         config=run_config,
-        params=unread.watch("model.params", params) if params else params,
+        params=_params_for(model_fn, config, unread),
         journal=journal,
         progress=progress,
     )
-    config = _watched_inputs(config, unread)
-    train_fn, predict_fn = functions.get("input.train.fn"), functions.get("input.predict.fn")
+    config = _with_watched_inputs(config, unread)
     train_spec = None
+    train_fn = functions.get("input.train.fn")
     if train_fn is not None:
-        train_spec = _build_train_spec(config, train_fn, (*hooks, *_build_train_hooks(config, functions)))
-    predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
-    receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
-    exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
-    evaluates = config.command in EVALUATING_COMMANDS
-    eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters)) if evaluates else ()
+        train_hooks = (*hooks, *_build_train_hooks(config, functions))
+        train_spec = _build_train_spec(config, train_fn, train_hooks)
+    predict_input = None
+    predict_fn = functions.get("input.predict.fn")
+    if predict_fn is not None:
+        predict_input = build_input(config.input.predict, predict_fn)
+    receiver_fn = None
+    exporters: tuple[Exporter, ...] = ()
+    if config.exports:
+        receiver_fn = _build_receiver_fn(config, functions, estimator)
+        if config.command != "export":
+            exporters = _build_exporters(config, receiver_fn)
+    eval_specs: tuple[EvalSpec, ...] = ()
+    if config.command in EVALUATING_COMMANDS:
+        eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters))
     return Job(estimator, unread, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
-def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
+def _params_for(model_fn: Any, config: Config, unread: UnreadParams) -> Mapping[str, Any]:
+    """Return the params of the model, which `unread` watches; {} if the model_fn takes none."""
+    params = config.model.params
+    if not params:
+        return params
+    if "params" not in declared_arguments(model_fn):
+        _log.info("%s has no argument 'params', so model.params is not used (%s).", config.model.fn, ", ".join(params))
+        return {}
+    return unread.watch("model.params", params)
+
+
+def _with_watched_inputs(config: Config, unread: UnreadParams) -> Config:
     """Return `config` with inputs whose params `unread` watches."""
 
-    def watched(key: str, block: Any) -> Any:
+    def with_watched_params(key: str, block: Any) -> Any:
         return dataclasses.replace(block, params=unread.watch(f"{key}.params", block.params))
 
-    inputs = dataclasses.replace(
-        config.input,
-        train=watched("input.train", config.input.train),
-        eval={name: watched(eval_key(name), block) for name, block in config.input.evals.items()},
-    )
-    return dataclasses.replace(config, input=inputs)
+    train = with_watched_params("input.train", config.input.train)
+    evals = {}
+    for name, block in config.input.evals.items():
+        evals[name] = with_watched_params(eval_key(name), block)
+    return dataclasses.replace(config, input=dataclasses.replace(config.input, train=train, eval=evals))
 
 
 def _functions_and_run_config(
     config: Config, cluster: Cluster, journal: Journal
 ) -> tuple[Mapping[str, Any], RunConfig]:
     """Return (config key -> user function, the RunConfig)."""
-
-    def functions() -> Mapping[str, Any]:
-        return {key: user_code.load(key, name, default) for key, name, default in config.functions()}
-
     configure_devices(config.run)
     # Import the user's modules before a device is used, because they may configure TensorFlow (memory growth).
     if not cluster.tasks:
-        loaded = functions()
+        functions = _load_functions(config)
         configure_tensorflow(config.run)
-        return loaded, build_run_config(config, cluster)
+        return functions, build_run_config(config, cluster)
     # TensorFlow 2.21 requires that collective ops are configured at program startup: before a module uses a device.
     configure_tensorflow(config.run)
     journal.event("joining")
@@ -161,7 +172,11 @@ def _functions_and_run_config(
         run_config = build_run_config(config, cluster)
     journal.event("joined")
     check_min_workers(config, run_config.num_replicas_in_sync // cluster.num_workers)
-    return functions(), run_config
+    return _load_functions(config), run_config
+
+
+def _load_functions(config: Config) -> dict[str, Any]:
+    return {key: user_code.load(key, name, default) for key, name, default in config.functions()}
 
 
 def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
@@ -172,27 +187,45 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     """
     # Done once, before either strategy uses a device: TensorFlow cannot split devices afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
-    # An evaluator evaluates alone.
-    is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
-    strategy = _build_strategy(StrategyConfig() if is_alone else config.strategy, cluster)
-    as_trained = config.eval_strategy.name in (None, "default")
-    best = config.checkpoint.keep_best
+    strategy_settings: EvalStrategyConfig = config.strategy
+    if cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu"):
+        strategy_settings = StrategyConfig()  # an evaluator evaluates alone
+    strategy = _build_strategy(strategy_settings, cluster)
+    save_secs = config.checkpoint.save_secs
+    if config.checkpoint.save_steps:  # which come first, if both are set
+        save_secs = None
+    steps_per_loop = config.train.steps_per_loop
+    if steps_per_loop == "auto":
+        steps_per_loop = None
+    profile_steps = None
+    if config.run.profile is not None:
+        profile_steps = parse_step_range(config.run.profile)
+    keep_best = None
+    if config.checkpoint.keep_best.metric is not None:
+        keep_best = config.checkpoint.keep_best
+    warm_start = _build_warm_start(config.train.warm_start)
+    export_dir = config.export.dir
+    if export_dir:
+        export_dir = known_folder(export_dir, config.run.local_dir)
+    eval_strategy: Any = config.eval_strategy.name
+    if eval_strategy not in (None, "default"):  # those two need no object
+        eval_strategy = _build_strategy(config.eval_strategy)
     return RunConfig.from_config(
         config,
-        save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,
-        steps_per_loop=None if config.train.steps_per_loop == "auto" else config.train.steps_per_loop,
+        save_checkpoints_secs=save_secs,
+        steps_per_loop=steps_per_loop,
         tensorboard=config.tracking.tensorboard and config.command not in UNRECORDED_COMMANDS,
-        profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
+        profile_steps=profile_steps,
         check_numerics=config.run.debug == "nan",
         check_replicas=config.run.debug == "replicas",
-        keep_best=best if best.metric is not None else None,
-        warm_start=_build_warm_start(config.train.warm_start),
+        keep_best=keep_best,
+        warm_start=warm_start,
         cluster=cluster,
         has_evaluator=config.cluster.evaluator and not cluster.is_evaluator,
         generation=generation_in(os.environ),
-        export_dir=config.export.dir and known_folder(config.export.dir, config.run.local_dir),
+        export_dir=export_dir,
         train_distribute=strategy,
-        eval_distribute=config.eval_strategy.name if as_trained else _build_strategy(config.eval_strategy),
+        eval_distribute=eval_strategy,
     )
 
 
@@ -213,15 +246,18 @@ def _build_options(settings: DataOptionsConfig) -> tf.data.Options | None:
     if settings == DataOptionsConfig():
         return None
     options = tf.data.Options()
-    for place, names, given in (
-        (options, ("deterministic",), settings),
-        (options.threading, ("private_threadpool_size", "max_intra_op_parallelism"), settings),
-        (options.autotune, ("enabled", "ram_budget", "cpu_budget"), settings.autotune),
-    ):
-        for name in names:
-            if (value := getattr(given, name)) is not None:  # setting None would remove the function's own value
-                setattr(place, name, value)
+    _set_given(options, settings, "deterministic")
+    _set_given(options.threading, settings, "private_threadpool_size", "max_intra_op_parallelism")
+    _set_given(options.autotune, settings.autotune, "enabled", "ram_budget", "cpu_budget")
     return options
+
+
+def _set_given(options: Any, settings: Any, *names: str) -> None:
+    """Set those options that the settings have."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None:  # setting None would remove the function's own value
+            setattr(options, name, value)
 
 
 def configure_tensorflow(run: RunSettings) -> None:
@@ -237,12 +273,14 @@ def _build_receiver_fn(config: Config, functions: Mapping[str, Any], estimator: 
         return given
     key, block = config.export_input
     modes = {"input.predict": ModeKeys.PREDICT, "input.train": ModeKeys.TRAIN}
-    spec = estimator.features_spec(build_input(block, functions[f"{key}.fn"]), modes.get(key, ModeKeys.EVAL))
+    mode = modes.get(key, ModeKeys.EVAL)
+    spec = estimator.features_spec(build_input(block, functions[f"{key}.fn"]), mode)
     return receiver_fn_of_spec(spec)
 
 
 def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Exporter, ...]:
-    keep, best = config.export.keep, config.export.best
+    keep = config.export.keep
+    best = config.export.best
     metric = (best.metric or "eval/loss").partition("/")[2]
     is_better = better(metric, mode_of(metric, best.mode))
     builders: Mapping[str, Callable[[], Exporter]] = {
@@ -254,14 +292,17 @@ def _build_exporters(config: Config, receiver_fn: Callable[[], Any]) -> tuple[Ex
 
 
 def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainSpec:
-    train, is_overfit = config.train, config.run.debug == "overfit"
     block = config.input.train
+    service = None
+    if block.service.address:
+        service = block.service
     train_input = dataclasses.replace(
         build_input(block, fn),
-        first_batch_only=is_overfit,
+        first_batch_only=config.run.debug == "overfit",
         prefetch_to_device=block.prefetch_to_device,
-        service=block.service if block.service.address else None,
+        service=service,
     )
+    train = config.train
     return TrainSpec(
         train_input,
         train.max_steps,
@@ -307,23 +348,32 @@ def _build_hooks(of: str, hooks: Sequence[HookConfig], functions: Mapping[str, A
 def _build_eval_specs(
     config: Config, functions: Mapping[str, Any], hooks: tuple[Any, ...], exporters: Sequence[Exporter] = ()
 ) -> list[EvalSpec]:
-    first, metric = next(iter(config.input.evals), ""), config.export.best.metric
-    of_best = evaluation_of(metric) if metric else first
-    return [
-        EvalSpec(
-            build_input(block, functions[f"{eval_key(name)}.fn"]),
+    specs = []
+    for name, block in config.input.evals.items():
+        eval_input = build_input(block, functions[f"{eval_key(name)}.fn"])
+        # Own ones for each evaluation: what a hook keeps is of one.
+        own_hooks = tuple(_build_hooks("eval.hooks", config.eval.hooks, functions))
+        own_exporters = [exporter for exporter in exporters if name == _evaluation_before(exporter, config)]
+        spec = EvalSpec(
+            eval_input,
             steps=config.eval.steps,
             name=config.eval.recorded_name(name) or None,
-            # Own ones for each evaluation: what a hook keeps is of one.
-            hooks=(*hooks, *_build_hooks("eval.hooks", config.eval.hooks, functions)),
+            hooks=(*hooks, *own_hooks),
             start_delay_secs=config.eval.start_delay_secs,
             throttle_secs=config.eval.throttle_secs,
             at_start=config.eval.at_start,
-            # The first evaluation has all exporters but best, which follows the evaluation of its metric.
-            exporters=[one for one in exporters if name == (of_best if one.name == "best" else first)],
+            exporters=own_exporters,
         )
-        for name, block in config.input.evals.items()
-    ]
+        specs.append(spec)
+    return specs
+
+
+def _evaluation_before(exporter: Exporter, config: Config) -> str:
+    """Return the name of the evaluation that an exporter follows: of `best` that of its metric, else the first."""
+    metric = config.export.best.metric
+    if exporter.name == "best" and metric:
+        return evaluation_of(metric)
+    return next(iter(config.input.evals), "")
 
 
 def build_keep(config: Config) -> Keep:
@@ -335,13 +385,17 @@ def build_keep(config: Config) -> Keep:
 def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
     if settings.checkpoint is None:
         return None
-    vocabularies = {name: Vocabulary(**dataclasses.asdict(one)) for name, one in settings.vocabularies.items()}
+    vocabularies = {}
+    for name, vocabulary in settings.vocabularies.items():
+        vocabularies[name] = Vocabulary(**dataclasses.asdict(vocabulary))
     return WarmStart(settings.checkpoint, settings.include, settings.rename, vocabularies)
 
 
 def _build_strategy(strategy: EvalStrategyConfig, cluster: Cluster = ALONE) -> Any:
     """Build a strategy from its settings; null ones keep `build_strategy`'s defaults."""
     options = {name: value for name, value in dataclasses.asdict(strategy).items() if value is not None}
-    if strategy.name == "parameter_server":  # for predict and dry_run, which need whole variables
-        return build_parameter_server(cluster.tasks, options.get("partitioner")) if cluster.tasks else None
-    return build_strategy(**options)
+    if strategy.name != "parameter_server":
+        return build_strategy(**options)
+    if not cluster.tasks:  # for predict and dry_run, which need whole variables
+        return None
+    return build_parameter_server(cluster.tasks, options.get("partitioner"))

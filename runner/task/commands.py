@@ -58,12 +58,17 @@ class Ready(Hook):
         self._said = False
 
     def begin(self, run: Run) -> None:
-        if not self._said:
-            self._said = True
-            phase_secs = self._context.journal.phases.items()
-            phases = ", ".join(f"{name} {secs:.1f} s" for name, secs in phase_secs if secs >= 0.05)
-            secs = time.monotonic() - self._context.started
-            self._context.progress.message(f"ready after {secs:.1f} s{f': {phases}' if phases else ''}")
+        if self._said:
+            return
+        self._said = True
+        phases = []
+        for name, secs in self._context.journal.phases.items():
+            if secs >= 0.05:  # else it would be shown as 0.0 s
+                phases.append(f"{name} {secs:.1f} s")
+        message = f"ready after {time.monotonic() - self._context.started:.1f} s"
+        if phases:
+            message += f": {', '.join(phases)}"
+        self._context.progress.message(message)
 
 
 def run(config: Config, context: TaskContext) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     context.progress.message(_headline(config, replicas, devices, context.cluster))
     with preemption.watched(config, context.stop):
         if context.cluster.is_evaluator:
-            return _follow(job, context)
+            return _follow_training(job, context)
         result = _COMMANDS[config.command](config, job, context)
         return {**result, "peak_memory": peak_memory()}
 
@@ -127,7 +132,7 @@ def _check_evaluator(config: Config) -> None:
         )
 
 
-def _follow(job: Job, context: TaskContext) -> dict[str, Any]:
+def _follow_training(job: Job, context: TaskContext) -> dict[str, Any]:
     """Run the evaluator."""
     assert job.train_spec is not None
 
@@ -135,42 +140,47 @@ def _follow(job: Job, context: TaskContext) -> dict[str, Any]:
         time.sleep(secs)
         context.stop.after_batches(PassContext(job.estimator.model_dir, 0), 0)
 
+    followed = follow(job.estimator, job.train_spec, job.eval_specs, wait)
     # The chief reports the other parts of the summary.
-    return {"metrics": flat_metrics(follow(job.estimator, job.train_spec, job.eval_specs, wait).metrics)}
+    return {"metrics": flat_metrics(followed.metrics)}
 
 
 def _train_and_evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.train_spec is not None
-    result = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
+    trained = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
     job.unread_params.say()
-    if job.exporters and not job.eval_specs and not context.stop.was_heeded:  # else the evaluations have exported
+    evaluations_export = bool(job.eval_specs)
+    if job.exporters and not evaluations_export and not context.stop.was_heeded:
         RunExports(job.estimator).call(job.exporters, None, {}, is_final=True)
     return {
-        "global_step": result.global_step,
-        "checkpoint": result.checkpoint,
-        "metrics": flat_metrics(result.metrics),
-        "steps_per_sec": result.steps_per_sec or None,
-        "input_bound": result.input_bound,
-        "examples": result.examples,
-        "stopped_early": result.stopped_early,
-        "interrupted": result.interrupted,
+        "global_step": trained.global_step,
+        "checkpoint": trained.checkpoint,
+        "metrics": flat_metrics(trained.metrics),
+        "steps_per_sec": trained.steps_per_sec or None,
+        "input_bound": trained.input_bound,
+        "examples": trained.examples,
+        "stopped_early": trained.stopped_early,
+        "interrupted": trained.interrupted,
     }
 
 
 def _evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     facts = _checkpoint_of(job, checkpoint_in("eval.checkpoint", config))
     path = facts["checkpoint"]
-    evaluated = {
-        spec.name or "": job.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
-        for spec in job.eval_specs
-    }
+    evaluated = {}
+    for spec in job.eval_specs:
+        metrics = job.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
+        evaluated[spec.name or ""] = metrics
     return {**facts, "metrics": flat_metrics(evaluated)}
 
 
 def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.predict_input is not None
     facts = _checkpoint_of(job, checkpoint_in("predict.checkpoint", config))
-    output = Path(config.predict.output or Path(str(config.model_dir)) / "predictions.jsonl").absolute()
+    output = Path(str(config.model_dir)) / "predictions.jsonl"
+    if config.predict.output:
+        output = Path(config.predict.output)
+    output = output.absolute()
     examples = 0
     with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
         batches = job.estimator.predict(
@@ -205,12 +215,13 @@ _COMMANDS: Mapping[str, Callable[[Config, Job, TaskContext], dict[str, Any]]] = 
 
 def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return metrics by their names in the journal and in MLflow: eval/<metric>, eval_<name>/<metric>."""
-    return {
-        f"{evaluation_prefix(name)}/{metric}": value
-        for name, evaluated in by_eval.items()
-        for metric, value in tensorboard.scalars(evaluated).items()
-        if metric != "global_step"
-    }
+    flat = {}
+    for name, evaluated in by_eval.items():
+        prefix = evaluation_prefix(name)
+        for metric, value in tensorboard.scalars(evaluated).items():
+            if metric != "global_step":
+                flat[f"{prefix}/{metric}"] = value
+    return flat
 
 
 def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> str:
@@ -225,8 +236,12 @@ def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> 
         facts.append(counted(replicas, "replica"))
     if config.command in ("train_and_evaluate", "train"):
         size = config.input.train.batch_size
-        facts.append(f"global batch {size}" if size else f"batches of {config.input.train.fn} per replica")
-        facts += [f"run.debug={config.run.debug}"] if config.run.debug else []
+        if size:
+            facts.append(f"global batch {size}")
+        else:
+            facts.append(f"batches of {config.input.train.fn} per replica")
+        if config.run.debug:
+            facts.append(f"run.debug={config.run.debug}")
     return ", ".join(facts)
 
 

@@ -48,32 +48,36 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
         have. Errors of the user's functions and data pass through.
     """
     assert job.train_spec is not None
-    # A shuffle may read for minutes before its first batch. A checkpoint has its state, so a resumed run needs it.
-    unshuffled = replaced(tf.data.Dataset, "shuffle", lambda dataset, *_, **__: dataset)
-    with unshuffled if job.estimator.latest_checkpoint() is None else contextlib.nullcontext():
+    shuffling: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if job.estimator.latest_checkpoint() is None:
+        # A shuffle may read for minutes before its first batch. A checkpoint has its state, so a resumed run needs it.
+        shuffling = replaced(tf.data.Dataset, "shuffle", lambda dataset, *_, **__: dataset)
+    with shuffling:
         training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
         trained = set(training.model.store.saved)
         evaluations = [(spec, job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
     for spec, setup in evaluations:
-        check_ends(setup.pipeline, math.inf if spec.steps is None else spec.steps, spec.hooks)
+        steps = math.inf if spec.steps is None else spec.steps
+        check_ends(setup.pipeline, steps, spec.hooks)
         setup.program.check_fetches(spec.hooks)
         _check_variables(setup, trained)
         if training.latest is not None:
             setup.model.restore(training.latest)
     if job.receiver_fn is not None:
         job.estimator.prepare_prediction(lambda: training.input.pipeline.given.map(lambda features, *_: features))
-    answer = {"run": _print_run(config, training, evaluations), **_print_inputs(config, training, evaluations)}
-    answer |= {
-        "variables": print_variables(training.model.store, training.program.trace, sys.stdout),
-        "outputs": _print_outputs(training, evaluations),
-    }
-    is_divided = training.model.store.num_replicas > 1 and training.input.pipeline.global_batch_size is not None
+    pipeline = training.input.pipeline
+    answer: dict[str, Any] = {}
+    answer["run"] = _print_run(config, training, evaluations)
+    answer |= _print_inputs(config, training, evaluations)
+    answer["variables"] = print_variables(training.model.store, training.program.trace, sys.stdout)
+    answer["outputs"] = _print_outputs(training, evaluations)
+    is_divided = training.model.store.num_replicas > 1 and pipeline.global_batch_size is not None
     if is_divided and evaluations:
-        _try_in_halves(job, training.input.pipeline)
+        _try_in_halves(job, pipeline)
     # Last, because a step changes the values in memory.
     for spec, setup in evaluations:
         _try(eval_key(spec.name or ""), setup.pipeline, setup.program.run, 0, 1)
-    _try("input.train", training.input.pipeline, training.program.loop(), Steps(1, may_end=True))
+    _try("input.train", pipeline, training.program.loop(), Steps(1, may_end=True))
     print("\nNothing was written.", flush=True)
     return answer
 
@@ -101,7 +105,8 @@ def _try_in_halves(job: Job, pipeline: InputPipeline) -> None:
     whole, first, second = losses
     mean = (first + second) / 2
     is_close = functools.partial(math.isclose, whole, rel_tol=1e-4, abs_tol=1e-6)
-    if is_close(mean) or is_close(first + second) or math.isnan(whole):
+    is_mean_or_sum = is_close(mean) or is_close(first + second)
+    if is_mean_or_sum or math.isnan(whole):
         return
     print(
         f"\nThe loss of the first batch is {whole:.6g}, and {mean:.6g} as the mean over its halves: it couples the "
@@ -131,9 +136,12 @@ def _losses_of_parts(job: Job, pipeline: InputPipeline) -> list[float]:
 
 def _rows_of(first: int, end: int, leaf: Any) -> Any:
     if isinstance(leaf, tf.SparseTensor):
-        sizes = [end - first, *leaf.dense_shape.numpy()[1:]]
-        return tf.sparse.slice(leaf, [first, *[0] * (len(sizes) - 1)], sizes)
-    return leaf[first:end] if leaf.shape.rank else leaf
+        size_of_a_row = leaf.dense_shape.numpy()[1:]
+        begin = [first] + [0] * len(size_of_a_row)
+        return tf.sparse.slice(leaf, begin, [end - first, *size_of_a_row])
+    if not leaf.shape.rank:  # a scalar belongs to the whole batch
+        return leaf
+    return leaf[first:end]
 
 
 def _as_it_is(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -141,46 +149,54 @@ def _as_it_is(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _check_variables(setup: EvalSetup, trained: set[str]) -> None:
-    for name in (one for one in setup.model.store.saved if one not in trained):
-        raise ValueError(
-            f"variable {name!r} is requested in EVAL but not in TRAIN, so training's checkpoints do not have it. "
-            "Every mode of model_fn uses the variables of TRAIN under the same names."
-        )
+    for name in setup.model.store.saved:
+        if name not in trained:
+            raise ValueError(
+                f"variable {name!r} is requested in EVAL but not in TRAIN, so training's checkpoints do not have it. "
+                "Every mode of model_fn uses the variables of TRAIN under the same names."
+            )
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def _print_run(config: Config, training: TrainSetup, evaluations: Evaluations) -> Any:
-    rows = [
-        ("model_dir", str(config.model_dir) if os.path.isdir(str(config.model_dir)) else "a new one"),
-        ("model_fn", str(config.model.fn)),
-        ("strategy", f"{config.strategy.name}, {_devices(training.model, training.input.pipeline)}"),
-    ]
-    if evaluations and (setup := evaluations[0][1]).model is not training.model:
-        rows.append(("eval_strategy", f"{config.eval_strategy.name}, {_devices(setup.model, setup.pipeline)}"))
-    rows += [
-        ("global batch", _batch(training.input.pipeline)),
-        ("starts from", _start(training)),
-        ("steps", _steps(training, config.train.max_steps)),
-        ("optimizer", type(training.program.spec.optimizer).__name__ if training.program.is_native else "train_op"),
-        ("loss", _loss(training)),
-        *_cadences(config, training.config, evaluations),
-        ("steps per loop", _loop_length(training)),
-    ]
+    pipeline = training.input.pipeline
+    model_dir = str(config.model_dir)
+    if not os.path.isdir(model_dir):
+        model_dir = "a new one"
+    optimizer = "train_op"
+    if training.program.is_native:
+        optimizer = type(training.program.spec.optimizer).__name__
+    rows = [("model_dir", model_dir), ("model_fn", str(config.model.fn))]
+    rows.append(("strategy", f"{config.strategy.name}, {_describe_devices(training.model, pipeline)}"))
+    if evaluations:
+        _, setup = evaluations[0]
+        if setup.model is not training.model:
+            devices = _describe_devices(setup.model, setup.pipeline)
+            rows.append(("eval_strategy", f"{config.eval_strategy.name}, {devices}"))
+    rows.append(("global batch", _describe_batch(pipeline)))
+    rows.append(("starts from", _describe_start(training)))
+    rows.append(("steps", _describe_steps(training, config.train.max_steps)))
+    rows.append(("optimizer", optimizer))
+    rows.append(("loss", _describe_loss(training)))
+    rows += _describe_cadences(config, training.config, evaluations)
+    rows.append(("steps per loop", _describe_loop_length(training)))
     return print_table("run", ["setting", "value"], rows)
 
 
-def _devices(model: Model, feed: InputPipeline) -> str:
-    names = [tf.DeviceSpec.from_string(device) for device in step_devices(model.strategy)]
-    count = feed.num_replicas
-    return f"{counted(count, 'replica')}: " + ", ".join(
-        f"{device.device_type}:{device.device_index or 0}" for device in names[:count]
-    )
+def _describe_devices(model: Model, pipeline: InputPipeline) -> str:
+    count = pipeline.num_replicas
+    names = []
+    for name in step_devices(model.strategy)[:count]:
+        device = tf.DeviceSpec.from_string(name)
+        names.append(f"{device.device_type}:{device.device_index or 0}")
+    return f"{counted(count, 'replica')}: {', '.join(names)}"
 
 
-def _batch(feed: InputPipeline) -> str:
-    size, replicas = feed.global_batch_size, feed.num_replicas
+def _describe_batch(pipeline: InputPipeline) -> str:
+    size = pipeline.global_batch_size
+    replicas = pipeline.num_replicas
     if size is None:
         return "batch_size=null: the function's own batches, one for each replica"
     if size % replicas:
@@ -188,16 +204,19 @@ def _batch(feed: InputPipeline) -> str:
     return f"{size}, {size // replicas} per replica"
 
 
-def _start(training: TrainSetup) -> str:
+def _describe_start(training: TrainSetup) -> str:
     if training.latest is None:
         return "step 0: there is no checkpoint"
+    place = "the beginning of its input"
     batches = training.input.num_steps_read
-    place = f"batch {batches + 1} of its input" if batches else "the beginning of its input"
+    if batches:
+        place = f"batch {batches + 1} of its input"
     return f"step {training.model.store.global_step}: {os.path.basename(training.latest)}, at {place}"
 
 
-def _steps(training: TrainSetup, max_steps: int | None) -> str:
-    start, target = training.model.store.global_step, training.target(max_steps=max_steps)
+def _describe_steps(training: TrainSetup, max_steps: int | None) -> str:
+    start = training.model.store.global_step
+    target = training.target(max_steps=max_steps)
     if start >= target:
         return f"none: the run is already at step {start} of {int(target)}"
     if math.isinf(target) and training.input.was_at_its_end:
@@ -208,20 +227,26 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
     elif math.isinf(epoch):
         length = "the input has no end"
     else:
-        passes = training.input.pipeline.num_epochs
-        length = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
+        length = f"{int(epoch):,} steps {_describe_passes(training.input.pipeline)}"
         target = min(target, start + training.input.remaining_steps)
     if math.isinf(target):
         return f"from {start} on; {length}"
     return f"from {start} to {int(target):,}; {length}"
 
 
-def _loss(training: TrainSetup) -> str:
-    rank = training.program.spec.loss.shape.rank
-    return "one per example" if rank == 1 else "a scalar: the mean over the batch of a replica"
+def _describe_passes(pipeline: InputPipeline) -> str:
+    if pipeline.num_epochs is None:
+        return "per epoch"
+    return f"in {pipeline.num_epochs} epochs"
 
 
-def _cadences(config: Config, run: RunConfig, evaluations: Evaluations) -> list[tuple[str, str]]:
+def _describe_loss(training: TrainSetup) -> str:
+    if training.program.spec.loss.shape.rank == 1:
+        return "one per example"
+    return "a scalar: the mean over the batch of a replica"
+
+
+def _describe_cadences(config: Config, run: RunConfig, evaluations: Evaluations) -> list[tuple[str, str]]:
     """Return (name, value) rows about when the run logs, saves and evaluates.
 
     Args:
@@ -230,30 +255,49 @@ def _cadences(config: Config, run: RunConfig, evaluations: Evaluations) -> list[
         write.
       evaluations: the evaluations.
     """
-    steps, secs = run.save_checkpoints_steps, run.save_checkpoints_secs
-    save = f"every {steps:,} steps" if steps else f"every {secs:g} s" if secs else "never before the end"
-    keep = f"the newest {run.keep_checkpoint_max}" if run.keep_checkpoint_max else "all"
-    rows = [
-        ("save", f"{save}, and at the end; {keep} are kept"),
-        ("log", _every(run.log_step_count_steps)),
-        ("summaries", _every(config.train.summary_steps if config.tracking.tensorboard else None)),
-    ]
-    return rows + [(evaluation_prefix(spec.name), _evaluation_cadence(spec)) for spec, _ in evaluations]
+    keep = "all"
+    if run.keep_checkpoint_max:
+        keep = f"the newest {run.keep_checkpoint_max}"
+    summary_steps = None
+    if config.tracking.tensorboard:
+        summary_steps = config.train.summary_steps
+    rows = [("save", f"{_describe_saves(run)}, and at the end; {keep} are kept")]
+    rows.append(("log", _describe_period(run.log_step_count_steps)))
+    rows.append(("summaries", _describe_period(summary_steps)))
+    for spec, _ in evaluations:
+        rows.append((evaluation_prefix(spec.name), _describe_evaluation(spec)))
+    return rows
 
 
-def _every(steps: int | None) -> str:
-    return f"every {steps:,} steps" if steps else "never"
+def _describe_saves(run: RunConfig) -> str:
+    if run.save_checkpoints_steps:
+        return f"every {run.save_checkpoints_steps:,} steps"
+    if run.save_checkpoints_secs:
+        return f"every {run.save_checkpoints_secs:g} s"
+    return "never before the end"
 
 
-def _evaluation_cadence(spec: EvalSpec) -> str:
-    facts = [f"{spec.steps} batches" if spec.steps else "all examples", "of each checkpoint"]
-    facts += [f"at least {spec.throttle_secs:g} s apart"] if spec.throttle_secs else []
-    facts += [f"not in the first {spec.start_delay_secs:g} s"] if spec.start_delay_secs else []
-    facts += ["and before the first step"] if spec.at_start else []
-    return " ".join(facts[:2]) + "".join(f", {fact}" for fact in facts[2:])
+def _describe_period(steps: int | None) -> str:
+    if not steps:
+        return "never"
+    return f"every {steps:,} steps"
 
 
-def _loop_length(training: TrainSetup) -> str:
+def _describe_evaluation(spec: EvalSpec) -> str:
+    what = "all examples"
+    if spec.steps:
+        what = f"{spec.steps} batches"
+    facts = [f"{what} of each checkpoint"]
+    if spec.throttle_secs:
+        facts.append(f"at least {spec.throttle_secs:g} s apart")
+    if spec.start_delay_secs:
+        facts.append(f"not in the first {spec.start_delay_secs:g} s")
+    if spec.at_start:
+        facts.append("and before the first step")
+    return ", ".join(facts)
+
+
+def _describe_loop_length(training: TrainSetup) -> str:
     longest = training.session_hooks.max_steps_per_loop
     if longest:
         return f"at most {longest}: session hooks look at the steps"
@@ -264,29 +308,49 @@ def _loop_length(training: TrainSetup) -> str:
 
 
 def _print_inputs(config: Config, training: TrainSetup, evaluations: Evaluations) -> dict[str, Any]:
-    feeds = [("train", "input.train", config.input.train.fn, training.input.pipeline)]
+    rows = [_row_of_input("input.train", config.input.train.fn, training.input.pipeline)]
     for spec, setup in evaluations:
         name = spec.name or ""
-        feeds.append((evaluation_prefix(name), eval_key(name), config.input.evals[name].fn, setup.pipeline))
+        rows.append(_row_of_input(eval_key(name), config.input.evals[name].fn, setup.pipeline))
     print()
-    rows = [[key, str(fn), _batch(feed), f"{feed.shard}: {feed.reason}"] for _, key, fn, feed in feeds]
     inputs = print_table("inputs", ["input", "function", "batch", "sharding"], rows)
+    tensor_rows = _rows_of_tensors("train", training.input.pipeline)
+    for spec, setup in evaluations:
+        tensor_rows += _rows_of_tensors(evaluation_prefix(spec.name), setup.pipeline)
     print()
-    rows = [
-        [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, shape_of(spec)]
-        for label, _, _, feed in feeds
-        for name, spec in tensors(feed.dataset.element_spec)
-    ]
-    return {"inputs": inputs, "data": print_table("features and labels", ["input", "name", "dtype", "shape"], rows)}
+    data = print_table("features and labels", ["input", "name", "dtype", "shape"], tensor_rows)
+    return {"inputs": inputs, "data": data}
+
+
+def _row_of_input(key: str, function: str | None, pipeline: InputPipeline) -> list[str]:
+    return [key, str(function), _describe_batch(pipeline), f"{pipeline.shard}: {pipeline.reason}"]
+
+
+def _rows_of_tensors(label: str, pipeline: InputPipeline) -> list[list[Any]]:
+    """Return a row for each tensor of an input."""
+    rows = []
+    for name, spec in tensors(pipeline.dataset.element_spec):
+        dtype = type(spec).__name__  # of a spec without a dtype
+        if hasattr(spec, "dtype"):
+            dtype = spec.dtype.name
+        rows.append([label, name, dtype, shape_of(spec)])
+    return rows
 
 
 def _print_outputs(training: TrainSetup, evaluations: Evaluations) -> Any:
-    spec = (evaluations[0][1] if evaluations else training).program.spec
+    spec = training.program.spec
+    if evaluations:
+        _, first = evaluations[0]
+        spec = first.program.spec
     predictions = spec.predictions
-    named = {} if predictions is None else predictions if isinstance(predictions, dict) else {ONLY_KEY: predictions}
-    rows = [["prediction", name, value.dtype.name, shape_of(value)] for name, value in leaves("", named)]
+    if predictions is None:
+        predictions = {}
+    elif not isinstance(predictions, dict):
+        predictions = {ONLY_KEY: predictions}
+    rows = [["prediction", name, value.dtype.name, shape_of(value)] for name, value in leaves("", predictions)]
     for eval_spec, setup in evaluations:
-        names = ["loss", *sorted(setup.program.spec.eval_metric_ops or {})]
-        rows += [["metric", f"{evaluation_prefix(eval_spec.name)}/{name}", "", ""] for name in names]
+        prefix = evaluation_prefix(eval_spec.name)
+        for metric in ["loss", *sorted(setup.program.spec.eval_metric_ops or {})]:
+            rows.append(["metric", f"{prefix}/{metric}", "", ""])
     print()
     return print_table("outputs", ["output", "name", "dtype", "shape"], rows)

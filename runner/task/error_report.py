@@ -63,29 +63,19 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
     found = explain(error)
     said = mask_text(found.said, secrets)
     facts = _facts(error, said, secrets)
-    is_nan = any(one.__name__ == "NanLossDuringTrainingError" for one in type(error).__mro__)
-    is_clear = (
-        is_nan
-        or hasattr(error, "is_clear")
-        or code_of_error(error) == USER_ERROR
-        or isinstance(error, StorageError)
-        or is_disk_full(error)
-        or is_out_of_memory(error)
-    )
-    if (is_clear or (found.operation and found.frames)) and env.get(FULL_ERROR) != "1":
-        lines = [f"runner: {said}", *(f"  {note}" for note in getattr(error, "__notes__", ()))]
-        hint = ["  HYDRA_FULL_ERROR=1 shows the whole traceback."] if found.frames or found.operation else []
+    is_of_user = _is_clear(error) or bool(found.operation and found.frames)
+    is_short = is_of_user and env.get(FULL_ERROR) != "1"
+    if is_short:
+        lines = [f"runner: {said}"]
+        lines += [f"  {note}" for note in getattr(error, "__notes__", ())]
     else:
-        lines, hint = [facts["traceback"].rstrip("\n")], []  # it ends with the message
-    if isinstance(error, SyntaxError) and error.text:  # a SyntaxError: the file never ran, so it has no frame
-        lines.append(f"  in {error.filename}, line {error.lineno}: {error.text.strip()}")
-    elif found.operation and found.frames:
-        lines += [f"  operation {found.operation}, made", *(f"  in {frame}" for frame in found.frames)]
-    else:
-        lines += [f"  in {frame}" for frame in found.frames]
+        lines = [facts["traceback"].rstrip("\n")]  # it ends with the message
+    lines += _places_of(error, found)
     if is_out_of_memory(error):
         lines.append("  This process got no more memory. Its limits: ulimit -a, and those of its container or job.")
-    lines = [mask_text(line, secrets) for line in (*lines, *hint)]
+    if is_short and (found.frames or found.operation):
+        lines.append("  HYDRA_FULL_ERROR=1 shows the whole traceback.")
+    lines = [mask_text(line, secrets) for line in lines]
     if env.get(QUIET_ERRORS):
         journal.event("error", **facts, said="\n".join(lines))
         return
@@ -94,9 +84,31 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
+def _is_clear(error: Exception) -> bool:
+    """Report whether the message of an error says all that its user needs."""
+    is_nan = any(kind.__name__ == "NanLossDuringTrainingError" for kind in type(error).__mro__)
+    if is_nan or hasattr(error, "is_clear"):
+        return True
+    if code_of_error(error) == USER_ERROR:
+        return True
+    is_of_storage = isinstance(error, StorageError) or is_disk_full(error)
+    return is_of_storage or is_out_of_memory(error)
+
+
+def _places_of(error: Exception, found: Explained) -> list[str]:
+    """Return lines with the places in the user's code to which an error belongs."""
+    if isinstance(error, SyntaxError) and error.text:  # the file never ran, so it has no frame
+        return [f"  in {error.filename}, line {error.lineno}: {error.text.strip()}"]
+    places = [f"  in {frame}" for frame in found.frames]
+    if found.operation and found.frames:
+        return [f"  operation {found.operation}, made", *places]
+    return places
+
+
 def note_out_of_memory(error: Exception, journal: Journal, secrets: set[str]) -> None:
     """Note the error of a step for which this task is started again, in smaller parts: its supervisor prints it."""
-    journal.event("out_of_memory", **_facts(error, mask_text(explain(error).said, secrets), secrets))
+    said = mask_text(explain(error).said, secrets)
+    journal.event("out_of_memory", **_facts(error, said, secrets))
 
 
 def _facts(error: Exception, said: str, secrets: set[str]) -> dict[str, Any]:
@@ -116,18 +128,20 @@ def explain(error: BaseException) -> Explained:
         return Explained(said, frames)
     if isinstance(error, bdb.BdbQuit):  # the user quit, or stdin is not a terminal and so at its end
         is_typed = sys.stdin is not None and sys.stdin.isatty()
-        return Explained("the debugger was quit." if is_typed else NO_DEBUGGER, frames[-1:])
+        why = "the debugger was quit." if is_typed else NO_DEBUGGER
+        return Explained(why, frames[-1:])
     kind = type(error).__name__
     # An error of what the function returned (a compiled model, a spec) is not raised in its lines.
     frames = frames or defined_at(getattr(error, BY_USER, None))
     if type(error).__module__.startswith("tensorflow.") and hasattr(error, "node_def"):
-        return _of_operation(said, kind, frames)
+        return _explain_operation(said, kind, frames)
     if "in user code:" in said:  # autograph puts the frames into the message
         before, _, of_user = said.partition("in user code:")
         inner = user_frames(frames_in(of_user))
-        last = re.split(r"\n\s*\n", textwrap.dedent(of_user).strip())[-1]
+        paragraphs = re.split(r"\n\s*\n", textwrap.dedent(of_user).strip())
         name = re.compile(rf"^\s*(\w+\.)*{kind}: ")
-        return Explained(f"{kind}: {before}{name.sub('', textwrap.dedent(last)).strip()}", inner or frames)
+        what = name.sub("", textwrap.dedent(paragraphs[-1])).strip()
+        return Explained(f"{kind}: {before}{what}", inner or frames)
     return Explained(f"{kind}: {said}", frames)
 
 
@@ -136,7 +150,7 @@ def refuse_breakpoint(*arguments: Any, **keywords: Any) -> None:
     raise bdb.BdbQuit
 
 
-def _of_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explained:
+def _explain_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explained:
     """Explain the error of a graph operation that failed while it ran.
 
     Its text is "Graph execution error: Detected at node X defined at (most recent call last): <frames> <message>
@@ -159,4 +173,7 @@ def _of_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explained:
     text = " ".join(text.split())
     if of_python:
         return Explained(text, frames)
-    return Explained(f"{kind}: {text}", frames, next(filter(None, node.groups()), "") if node else "")
+    operation = ""
+    if node is not None:
+        operation = node[1] or node[2]
+    return Explained(f"{kind}: {text}", frames, operation)

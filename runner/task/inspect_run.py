@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,29 +62,48 @@ def inspect(model_dir: Path, keep: Keep | None = None) -> dict[str, Any]:
       ConfigError: there is no checkpoint, or all are damaged.
     """
     found = find_checkpoints(model_dir, keep)
-    answer = {"model_dir": str(model_dir), "run": _print_run(model_dir), "checkpoints": [asdict(one) for one in found]}
+    answer: dict[str, Any] = {"model_dir": str(model_dir)}
+    answer["run"] = _print_run(model_dir)
+    answer["checkpoints"] = [asdict(checkpoint) for checkpoint in found]
     if not found:
         raise ConfigError(f"command=inspect: no checkpoint in {model_dir}.")
-    whole = [one for one in found if one.damage is None]
-    newest = max(whole, key=lambda one: (one.time or 0.0, one.step), default=None)
+    undamaged = [checkpoint for checkpoint in found if checkpoint.damage is None]
+    newest = max(undamaged, key=lambda checkpoint: (checkpoint.time or 0.0, checkpoint.step), default=None)
     _print_checkpoints(found, newest)
     if newest is None:
         raise ConfigError(f"command=inspect: all checkpoints in {model_dir} are damaged or incomplete.")
-    variables = _print_variables(newest.path)
-    return {**answer, "newest": newest.path, "variables": variables, "repeat": _print_repeat(model_dir)}
+    answer["newest"] = newest.path
+    answer["variables"] = _print_variables(newest.path)
+    answer["repeat"] = _print_repeat(model_dir)
+    return answer
 
 
 def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
     """Return the checkpoints of `model_dir`, ordered by step. All are read completely, to find damage."""
-    reasons = {} if keep is None else why_kept(model_dir, keep)
+    reasons: Mapping[str, Sequence[str]] = {}
+    if keep is not None:
+        reasons = why_kept(model_dir, keep)
     found = []
     for name in layout.list_names(model_dir):
-        path, step, kept = str(model_dir / name), layout.step_of(name), tuple(reasons.get(name, ()))
+        path = str(model_dir / name)
+        step = layout.step_of(name)
         assert step is not None
-        of_input = manifest.input_size_of(path)
-        is_counted = not of_input and manifest.read_manifest(path) is not None
-        facts = manifest.time_of(path), manifest.size_of(path) - of_input, of_input, is_counted, find_damage(path)
-        found.append(RunInspection(step, path, *facts, metrics_of(path), kept))
+        input_bytes = manifest.input_size_of(path)
+        counts_input = not input_bytes and manifest.read_manifest(path) is not None
+        variable_bytes = manifest.size_of(path) - input_bytes
+        kept = tuple(reasons.get(name, ()))
+        checkpoint = RunInspection(
+            step=step,
+            path=path,
+            time=manifest.time_of(path),
+            variable_bytes=variable_bytes,
+            input_bytes=input_bytes,
+            counts_input=counts_input,
+            damage=find_damage(path),
+            metrics=metrics_of(path),
+            kept=kept,
+        )
+        found.append(checkpoint)
     return found
 
 
@@ -111,28 +130,59 @@ def _print_repeat(model_dir: Path) -> list[str]:
 
 
 def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | None) -> None:
-    names = list(dict.fromkeys(name for one in reversed(found) for name in one.metrics))
+    # Those of the newest checkpoint come first.
+    of_all: dict[str, None] = {}
+    for checkpoint in reversed(found):
+        of_all |= dict.fromkeys(checkpoint.metrics)
+    names = list(of_all)
     shown = names[:MAX_METRICS]
-    rows = []
-    for one in found:
-        age = "-" if one.time is None else format_age(max(0.0, time.time() - one.time))
-        metrics = [format_number(one.metrics[name]) if name in one.metrics else "-" for name in shown]
-        marks = [*(["newest"] if one is newest else []), *one.kept]
-        state = f"damaged: {one.damage}" if one.damage else ", ".join(marks)
-        of_input = format_bytes(one.input_bytes) if one.input_bytes else "counted" if one.counts_input else "-"
-        rows.append([str(one.step), age, format_bytes(one.variable_bytes), of_input, *metrics, state])
+    others = names[MAX_METRICS:]
+    rows = [_cells_of(checkpoint, shown, is_newest=checkpoint is newest) for checkpoint in found]
     print()
     print_table("checkpoints", ["step", "age", "variables", "input state", *shown, "state"], rows)
-    if len(names) > len(shown):
-        print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}")
+    if others:
+        print(f"... and {len(others)} more metrics: {', '.join(others)}")
+
+
+def _cells_of(checkpoint: RunInspection, shown: Sequence[str], *, is_newest: bool) -> list[str]:
+    """Return the row of a checkpoint.
+
+    Args:
+      shown: names of the metrics.
+    """
+    age = "-"
+    if checkpoint.time is not None:
+        age = format_age(max(0.0, time.time() - checkpoint.time))
+    of_input = "-"
+    if checkpoint.input_bytes:
+        of_input = format_bytes(checkpoint.input_bytes)
+    elif checkpoint.counts_input:
+        of_input = "counted"
+    metrics = []
+    for name in shown:
+        cell = "-"
+        if name in checkpoint.metrics:
+            cell = format_number(checkpoint.metrics[name])
+        metrics.append(cell)
+    if checkpoint.damage:
+        state = f"damaged: {checkpoint.damage}"
+    elif is_newest:
+        state = ", ".join(["newest", *checkpoint.kept])
+    else:
+        state = ", ".join(checkpoint.kept)
+    return [str(checkpoint.step), age, format_bytes(checkpoint.variable_bytes), of_input, *metrics, state]
 
 
 def _print_variables(path: str) -> Any:
-    variables = sorted(Reader(path).names().items())
-    rows = [[name, list(shape), dtype.name, math.prod(shape)] for name, (shape, dtype) in variables]
-    parameters = sum(math.prod(shape) for _, (shape, _) in variables)
-    num_bytes = sum(math.prod(shape) * dtype.size for _, (shape, dtype) in variables)
+    rows = []
+    num_values = 0
+    num_bytes = 0
+    for name, (shape, dtype) in sorted(Reader(path).names().items()):
+        size = math.prod(shape)
+        rows.append([name, list(shape), dtype.name, size])
+        num_values += size
+        num_bytes += size * dtype.size
     print()
     table = print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "values"], rows)
-    print(f"total: {parameters:,} values in {len(rows)} variables, {format_bytes(num_bytes)}")
+    print(f"total: {num_values:,} values in {len(rows)} variables, {format_bytes(num_bytes)}")
     return table

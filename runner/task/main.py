@@ -18,7 +18,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,16 +94,7 @@ def _with_found_accumulation(config: Config, env: Mapping[str, str]) -> Config:
 
 def _start(config: Config, config_file: Path, started: float, *, inline: bool) -> int:
     if inline:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
-        saves = "saving a checkpoint" if config.command in TRAINING_COMMANDS else "nothing is saved"
-        build_stop: BuildStop = partial(
-            StopRequest,
-            signals=(signal.SIGTERM, signal.SIGINT, *NOTICES),
-            answer=f"\nStopping: {saves}. Press Ctrl-C again to quit immediately.\n",
-        )
-        # A live line and a debugger's prompt would disturb each other.
-        mode = "plain" if config.run.progress == "auto" else config.run.progress
-        return _run(config, ALONE, build_stop, mode, started, config_file.parent, goes_on=True)
+        return _start_inline(config, config_file, started)
     if not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = refuse_breakpoint
     watchdog = end_with_parent(os.environ)  # must be first, because it forks
@@ -111,8 +102,10 @@ def _start(config: Config, config_file: Path, started: float, *, inline: bool) -
     heartbeat.start()
     cluster = read_tf_config(os.environ.get("TF_CONFIG", ""))
     progress_mode = config.run.progress
-    if not cluster.is_chief:  # only the chief draws a live line; an evaluator prints its results
-        progress_mode = "plain" if cluster.is_evaluator and progress_mode != "off" else "off"
+    if cluster.is_evaluator:  # it prints its results, but only the chief draws a live line
+        progress_mode = "off" if progress_mode == "off" else "plain"
+    elif not cluster.is_chief:
+        progress_mode = "off"
     writes = config.command not in UNRECORDED_COMMANDS
     name = f"{cluster.role}-{cluster.task_index}"
     with ExitStack() as held:
@@ -122,12 +115,25 @@ def _start(config: Config, config_file: Path, started: float, *, inline: bool) -
         except ConfigError as error:  # another process uses the folder, and its journal
             report_error(error, NullJournal(), {}, set())
             return USER_ERROR
+        build_stop: BuildStop = partial(StopRequest, note_work=watchdog.note_work)
         if cluster.is_server:
             watchdog.note_work()  # the coordinator needs this server to save
             build_stop = partial(ForwardedStop, heartbeat=heartbeat)
-        else:
-            build_stop = partial(StopRequest, note_work=watchdog.note_work)
         return _run(config, cluster, build_stop, progress_mode, started, config_file.parent)
+
+
+def _start_inline(config: Config, config_file: Path, started: float) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
+    saves = "saving a checkpoint" if config.command in TRAINING_COMMANDS else "nothing is saved"
+    build_stop = partial(
+        StopRequest,
+        signals=(signal.SIGTERM, signal.SIGINT, *NOTICES),
+        answer=f"\nStopping: {saves}. Press Ctrl-C again to quit immediately.\n",
+    )
+    progress_mode = config.run.progress
+    if progress_mode == "auto":  # a live line and a debugger's prompt would disturb each other
+        progress_mode = "plain"
+    return _run(config, ALONE, build_stop, progress_mode, started, config_file.parent, goes_on=True)
 
 
 def _run(
@@ -142,38 +148,41 @@ def _run(
       goes_on: this process does something else afterwards, and needs its signal handlers back.
     """
     assert config.model_dir is not None
-    recorded = config.command not in UNRECORDED_COMMANDS
-    path = journal_path(Path(config.model_dir) if recorded else scratch, cluster.role, cluster.task_index)
+    is_recorded = config.command not in UNRECORDED_COMMANDS
     progress = console.build_progress(progress_mode)
-    journal = Journal(path, show_phase=progress.phase) if recorded else NullJournal(progress.phase)
+    journal: Journal
+    if is_recorded:
+        path = journal_path(Path(config.model_dir), cluster.role, cluster.task_index)
+        journal = Journal(path, show_phase=progress.phase)
+        folder = HeldFolder(config.model_dir)
+    else:
+        path = journal_path(scratch, cluster.role, cluster.task_index)
+        journal = NullJournal(progress.phase)
+        folder = None
     stop = build_stop(journal)
-    folder = HeldFolder(config.model_dir) if recorded else None
     mlflow_env = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")}
     try:
         stop.install()
-        kept = Artifacts(
-            Path(config.model_dir), journal, cluster.is_chief or cluster.is_evaluator, config.tracking.takes_files
-        )
-        with (
-            said_logs(config.run.log_level, progress, is_quiet=progress_mode == "off"),
-            keeping(kept) if recorded else nullcontext(),
-        ):
-            launch = Launch.of_task({} if goes_on else os.environ)  # run inline, no supervisor has started this process
+        files = _keeping_files(config, cluster, journal)
+        with said_logs(config.run.log_level, progress, is_quiet=progress_mode == "off"), files:
+            env: Mapping[str, str] = os.environ
+            if goes_on:  # run inline, no supervisor has started this process
+                env = {}
+            launch = Launch.of_task(env)
             journal.event("started", pid=os.getpid(), command=config.command, began=launch.began)
             started -= launch.note(journal)
             user_mlflow.watch_import(config, cluster, journal)
             commands = _import_commands(config, journal)
-            result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))
-            journal = journal if recorded else Journal(path)  # its supervisor hands the result on
+            context = commands.TaskContext(journal, progress, stop, started, cluster)
+            result = commands.run(config, context)
+            journal = _journal_of_outcome(journal, path)
             journal.event("result", **result)
     except Interrupted as reason:
         take_terminal(os.environ)
         progress.stop()
         stop.note()
         journal.event("interrupted", reason=str(reason))
-        trains = config.command in TRAINING_COMMANDS and not cluster.is_evaluator
-        say(f"Stopped by {reason}{' before its first step' if trains else f': {config.command} has no result'}.")
-        return INTERRUPTED if not trains or layout.latest_checkpoint(config.model_dir) else FAILED
+        return _report_interruption(reason, config, cluster)
     except KeyboardInterrupt:
         journal.event("error", error="stopped immediately by Ctrl-C")
         raise
@@ -182,23 +191,54 @@ def _run(
         if errors.tells_of_a_lost_peer(error, cluster):
             journal.event("peer_lost", error=str(error))
             return PEER_LOST
-        journal = journal if recorded else Journal(path)  # its supervisor hands the reason on
-        if folder is not None:
-            error = _cause_of(error, folder)
+        journal = _journal_of_outcome(journal, path)
+        error = _cause_of(error, folder)
         secrets = secrets_of(schema.to_tree(config), SecretList.of(config.run.secrets, os.environ))
         return _report(error, journal, secrets)
     finally:
-        # Everything is reported and saved. Python and TensorFlow take a while to end; a stop request in that time must
-        # not turn a finished task into a killed one.
-        stop.uninstall(None if goes_on else signal.SIG_IGN)
         if goes_on:
+            stop.uninstall()
             user_mlflow.forget(mlflow_env)
+        else:
+            # Everything is reported and saved. Python and TensorFlow take a while to end; a stop request in that time
+            # must not turn a finished task into a killed one.
+            stop.uninstall(signal.SIG_IGN)
         progress.stop()
         with suppress(OSError):  # the disk is full, which was reported
             journal.event("ended")
         journal.close()
     # A worker that is asked to stop makes all workers end an evaluation.
-    return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
+    if stop.was_heeded or result.get("interrupted"):
+        return INTERRUPTED
+    return FINISHED
+
+
+def _keeping_files(config: Config, cluster: Cluster, journal: Journal) -> AbstractContextManager[None]:
+    """Return a context in which the files that user code logs are kept; of a command without a record, nowhere."""
+    if config.command in UNRECORDED_COMMANDS:
+        return nullcontext()
+    is_kept = cluster.is_chief or cluster.is_evaluator
+    return keeping(Artifacts(Path(str(config.model_dir)), journal, is_kept, config.tracking.takes_files))
+
+
+def _journal_of_outcome(journal: Journal, path: Path) -> Journal:
+    """Return the journal for a command's result or error: the file of one without a record has only that, which its
+    supervisor hands on.
+    """
+    if isinstance(journal, NullJournal):
+        return Journal(path)
+    return journal
+
+
+def _report_interruption(reason: Interrupted, config: Config, cluster: Cluster) -> int:
+    """Say that a command was stopped at once, and return the exit code."""
+    trains = config.command in TRAINING_COMMANDS and not cluster.is_evaluator
+    if not trains:
+        say(f"Stopped by {reason}: {config.command} has no result.")
+        return INTERRUPTED
+    say(f"Stopped by {reason} before its first step.")
+    has_checkpoint = bool(layout.latest_checkpoint(str(config.model_dir)))
+    return INTERRUPTED if has_checkpoint else FAILED
 
 
 def _report(error: Exception, journal: Journal, secrets: set[str]) -> int:
@@ -211,8 +251,10 @@ def _report(error: Exception, journal: Journal, secrets: set[str]) -> int:
     return code_of_error(error)
 
 
-def _cause_of(error: Exception, folder: HeldFolder) -> Exception:
+def _cause_of(error: Exception, folder: HeldFolder | None) -> Exception:
     """Return the error that explains `error`: files that are not found may have gone with their folder."""
+    if folder is None:
+        return error
     try:
         folder.check()
     except FolderLostError as lost:
@@ -245,7 +287,9 @@ class _ProgressHandler(logging.Handler):
         self._progress = progress
 
     def emit(self, record: logging.LogRecord) -> None:
-        prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        prefix = ""
+        if record.levelno > logging.INFO:
+            prefix = f"{record.levelname.lower()}: "
         self._progress.message(prefix + record.getMessage())
 
 
@@ -268,8 +312,10 @@ class _OfUser(logging.Filter):
             if logger.handlers:  # another handler shows it already
                 return False
             logger = logger.parent
-        is_installed = record.pathname.startswith(self._installed)
-        return record.levelno >= (max(self._level, logging.WARNING) if is_installed else self._level)
+        level = self._level
+        if record.pathname.startswith(self._installed):
+            level = max(level, logging.WARNING)
+        return record.levelno >= level
 
 
 @contextmanager
@@ -277,21 +323,31 @@ def said_logs(level_name: str, progress: console.Progress, *, is_quiet: bool) ->
     """Print log messages inside this context: the runner's from INFO on, those of the user's own loggers from the level
     `run.log_level` on; if `is_quiet`, neither below WARNING.
     """
-    level = max(getattr(logging, level_name.upper()), logging.WARNING if is_quiet else logging.DEBUG)
-    shown = console.PlainProgress() if is_quiet else progress
-    ours, root, of_user = logging.getLogger("runner"), logging.getLogger(), _ProgressHandler(shown)
-    before, level_before = (ours.handlers, ours.propagate, ours.level), root.level
-    ours.handlers, ours.propagate = [_ProgressHandler(shown)], False
-    ours.setLevel(logging.WARNING if is_quiet else logging.INFO)
-    of_user.addFilter(_OfUser(level))
+    level_of_user: int = getattr(logging, level_name.upper())
+    level_of_runner = logging.INFO
+    shown = progress
+    if is_quiet:
+        level_of_user = max(level_of_user, logging.WARNING)
+        level_of_runner = logging.WARNING
+        shown = console.PlainProgress()
+    level_of_user = max(level_of_user, logging.DEBUG)
+    ours = logging.getLogger("runner")
+    root = logging.getLogger()
+    ours_before = (ours.handlers, ours.propagate, ours.level)
+    root_level_before = root.level
+    ours.handlers = [_ProgressHandler(shown)]
+    ours.propagate = False
+    ours.setLevel(level_of_runner)
+    of_user = _ProgressHandler(shown)
+    of_user.addFilter(_OfUser(level_of_user))
     root.addHandler(of_user)
-    root.setLevel(min(level, root.level or level))
+    root.setLevel(min(level_of_user, root.level or level_of_user))
     try:
         yield
     finally:
         root.removeHandler(of_user)
-        ours.handlers, ours.propagate, ours.level = before
-        root.setLevel(level_before)
+        ours.handlers, ours.propagate, ours.level = ours_before
+        root.setLevel(root_level_before)
 
 
 @contextmanager
@@ -338,7 +394,11 @@ def _keep_modules(names: Collection[str]) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     own = (*sys.stdlib_module_names, "__main__")  # Python's end uses some of them
-    kept = {name: sys.modules[name] for name in names if name in sys.modules and name.partition(".")[0] not in own}
+    kept = {}
+    for name in names:
+        is_own = name.partition(".")[0] in own
+        if name in sys.modules and not is_own:
+            kept[name] = sys.modules[name]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # it is never deleted, nor what it holds
     for name in kept:
         del sys.modules[name]

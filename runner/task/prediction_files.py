@@ -86,11 +86,27 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
             writer.finish()
 
 
-def _named(batch: Any) -> dict[str, np.ndarray]:
+def _as_mapping(batch: Any) -> Mapping[str, Any]:
+    """Return a batch whose predictions have names."""
+    if isinstance(batch, Mapping):
+        return batch
+    return {ONLY_KEY: batch}
+
+
+def _arrays_in(batch: Any) -> dict[str, np.ndarray]:
     """Return name -> array of a batch; nested names are joined by `/`. bfloat16 and similar types become float32."""
-    named = leaves("", batch if isinstance(batch, Mapping) else {ONLY_KEY: batch})
-    arrays = ((name, np.asarray(value)) for name, value in named)
-    return {name: array.astype(np.float32) if array.dtype.kind == "V" else array for name, array in arrays}
+    arrays = {}
+    for name, value in leaves("", _as_mapping(batch)):
+        array = np.asarray(value)
+        if array.dtype.kind == "V":  # NumPy itself has no such type
+            array = array.astype(np.float32)
+        arrays[name] = array
+    return arrays
+
+
+def _holds_arrays(array: np.ndarray) -> bool:
+    """Report whether the values of an array are arrays themselves."""
+    return array.dtype == object and any(isinstance(value, np.ndarray) for value in array.flat)
 
 
 # --- JSON Lines -----------------------------------------------------------------------------------------------------
@@ -104,37 +120,53 @@ class JsonLines(PredictionWriter):
     """
 
     def write(self, batch: Any) -> None:
-        lines = _json_texts(batch if isinstance(batch, Mapping) else {ONLY_KEY: batch})
-        self._target.file.write("".join(f"{line}\n" for line in lines).encode())
+        lines = _json_texts(_as_mapping(batch))
+        text = "".join(f"{line}\n" for line in lines)
+        self._target.file.write(text.encode())
 
 
 def _json_texts(batch: Any) -> Iterable[str]:
     """Return the JSON of each example of a batch."""
     if isinstance(batch, Mapping):
-        keys = (f"{_ENCODER.encode(str(key))}: ".replace("%", "%%") for key in batch)
-        return _filled("{" + ", ".join(f"{key}%s" for key in keys) + "}", batch.values())
+        names = [_ENCODER.encode(str(key)).replace("%", "%%") for key in batch]
+        members = ", ".join(f"{name}: %s" for name in names)
+        return _fill(f"{{{members}}}", batch.values())
     if isinstance(batch, list | tuple):
-        return _filled("[" + ", ".join(["%s"] * len(batch)) + "]", batch)
+        members = ", ".join(["%s"] * len(batch))
+        return _fill(f"[{members}]", batch)
     array = np.asarray(batch)
-    if array.size and (array.dtype.kind in "iub" or (array.dtype.kind == "f" and np.isfinite(array).all())):
+    if array.size and _are_numbers_of_json(array):
         return _texts_of_numbers(array)
     return [_ENCODER.encode(json_value(value)) for value in array]
 
 
-def _filled(template: str, columns: Collection[Any]) -> Iterable[str]:
-    """Yield `template` for each example, with the JSON of its columns."""
+def _are_numbers_of_json(array: np.ndarray) -> bool:
+    """Report whether JSON has all values of an array as numbers, true or false."""
+    kind = array.dtype.kind
+    if kind == "f":
+        return bool(np.isfinite(array).all())
+    return kind in "iub"
+
+
+def _fill(template: str, columns: Collection[Any]) -> Iterable[str]:
+    """Return `template` for each example, with the JSON of its columns."""
     if not columns:
         return itertools.repeat(template)  # {} or [] for each example of its neighbours
-    return [template % row for row in zip(*map(_json_texts, columns), strict=False)]
+    texts = [_json_texts(column) for column in columns]
+    # Not strict: what repeats has no end.
+    return [template % row for row in zip(*texts, strict=False)]
 
 
 def _texts_of_numbers(array: np.ndarray) -> list[str]:
     """Return the JSON of each row of `[examples, ...]`: one call of the encoder, split at row ends."""
     depth = array.ndim - 1
-    start, end = "[" * depth, "]" * depth
+    start = "[" * depth
+    end = "]" * depth
     text = _ENCODER.encode(array.tolist())
     rows = text[1 + depth : len(text) - depth - 1].split(f"{end}, {start}")
-    return [f"{start}{row}{end}" for row in rows] if depth else rows
+    if depth == 0:
+        return rows
+    return [f"{start}{row}{end}" for row in rows]
 
 
 # --- CSV ------------------------------------------------------------------------------------------------------------
@@ -155,24 +187,41 @@ class Csv(PredictionWriter):
     """Column -> name of its prediction; None before the first batch."""
 
     def write(self, batch: Any) -> None:
-        named, text = _named(batch), io.StringIO()
+        arrays = _arrays_in(batch)
         columns: dict[str, str] = {}
-        for name, array in named.items():
-            is_ragged = array.dtype == object and any(isinstance(row, np.ndarray) for row in array.flat)
-            if is_ragged or array.ndim > 2:
-                raise self._error(name, "is ragged" if is_ragged else f"is {list(array.shape[1:])} in each example")
-            for column in [name] if array.ndim == 1 else [f"{name}_{number}" for number in range(array.shape[1])]:
+        for name, array in arrays.items():
+            for column in self._columns_of(name, array):
                 if columns.setdefault(column, name) != name:
                     raise self._error(name, f"would have the column {column!r}, which {columns[column]!r} has")
+        text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if self._columns is None:
             self._columns = columns
             writer.writerow(columns)
-        for _, name in columns.items() ^ self._columns.items():
+        differing = columns.items() ^ self._columns.items()
+        for _, name in differing:
             raise self._error(name, "has another length than in the first example")
-        rows = zip(*(_csv_cells(array[:, None] if array.ndim == 1 else array) for array in named.values()), strict=True)
+        cells = []
+        for array in arrays.values():
+            table = array[:, None] if array.ndim == 1 else array
+            cells.append(_csv_cells(table))
+        rows = zip(*cells, strict=True)
         writer.writerows(map(itertools.chain.from_iterable, rows))
         self._target.file.write(text.getvalue().encode())
+
+    def _columns_of(self, name: str, array: np.ndarray) -> list[str]:
+        """Return the names of the columns of a prediction.
+
+        Raises:
+          ValueError: it is neither a number or text nor a vector of one length.
+        """
+        if _holds_arrays(array):
+            raise self._error(name, "is ragged")
+        if array.ndim > 2:
+            raise self._error(name, f"is {list(array.shape[1:])} in each example")
+        if array.ndim == 1:
+            return [name]
+        return [f"{name}_{number}" for number in range(array.shape[1])]
 
     def _error(self, name: str, mistake: str) -> ValueError:
         why = "A .csv holds numbers, texts and vectors of one length; write .jsonl."
@@ -185,8 +234,19 @@ def _csv_cells(array: np.ndarray) -> list[list[Any]]:
         return np.where(np.isnan(array), "", array.astype(str)).tolist()
     if array.dtype.kind not in "OS":
         return array.tolist()
-    cells = ((json_value(cell) if isinstance(cell, bytes) else cell for cell in row) for row in array.tolist())
-    return [["" if cell is None or cell != cell else cell for cell in row] for row in cells]
+    rows = []
+    for values in array.tolist():
+        rows.append([_csv_cell(value) for value in values])
+    return rows
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return json_value(value)
+    is_nan = value != value
+    if value is None or is_nan:
+        return ""
+    return value
 
 
 # --- .npz -----------------------------------------------------------------------------------------------------------
@@ -206,7 +266,7 @@ class Npz(PredictionWriter):
         self._columns: dict[str, _Column] = {}
 
     def write(self, batch: Any) -> None:
-        for name, array in _named(batch).items():
+        for name, array in _arrays_in(batch).items():
             if name not in self._columns:
                 self._columns[name] = _Column(name, self._target.path)
             self._columns[name].add(array)
@@ -222,7 +282,8 @@ class _Column:
     """Writes one array of an .npz, batch by batch."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self._name, self._path = name, path
+        self._name = name
+        self._path = path
         self._shape: tuple[int, ...] | None = None
         self._count = 0
         # (number of values, their type) of each batch, because the longest text is not known yet
@@ -230,40 +291,49 @@ class _Column:
         self._spool = tempfile.TemporaryFile(dir=path.parent)
 
     def add(self, array: np.ndarray) -> None:
-        if array.dtype == object and any(isinstance(row, np.ndarray) for row in array.flat) and array.ndim == 1:
+        if array.ndim == 1 and _holds_arrays(array):
             for row in array:  # ragged: rows may have different shapes
                 self.add(row[None])
             return
-        array = self._of_bytes(array) if array.dtype == object else array
+        if array.dtype == object:
+            array = self._as_bytes(array)
+        shape = array.shape[1:]
         if self._shape is None:
-            self._shape = array.shape[1:]
-        if array.shape[1:] != self._shape:
-            first, here = list(self._shape), list(array.shape[1:])
-            raise self._error(f"is {first} in the first example and {here}")
+            self._shape = shape
+        if shape != self._shape:
+            raise self._error(f"is {list(self._shape)} in the first example and {list(shape)}")
         self._batches.append((array.size, array.dtype))
         self._spool.write(array.tobytes())
         self._count += len(array)
 
     def write_to(self, file: IO[bytes]) -> None:
         assert self._shape is not None
-        dtype = np.result_type(*{one for _, one in self._batches})
-        descr, shape = np.lib.format.dtype_to_descr(dtype), (self._count, *self._shape)
-        np.lib.format.write_array_header_2_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        # The type that holds what the batches have: of texts, the longest.
+        dtype = np.result_type(*{own for _, own in self._batches})
+        header = {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": (self._count, *self._shape),
+        }
+        np.lib.format.write_array_header_2_0(file, header)
         self._spool.seek(0)
         for number, own in self._batches:
-            file.write(np.frombuffer(self._spool.read(number * own.itemsize), own).astype(dtype).tobytes())
+            data = self._spool.read(number * own.itemsize)
+            array = np.frombuffer(data, own).astype(dtype)
+            file.write(array.tobytes())
 
-    def _of_bytes(self, array: np.ndarray) -> np.ndarray:
+    def _as_bytes(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of objects as one of texts."""
         texts = array.ravel().tolist()
         if not all(isinstance(text, bytes) for text in texts):
             raise self._error("has rows of different lengths")
-        cut = next((index for index, text in enumerate(texts) if text.endswith(b"\0")), None)
-        if cut is not None:
-            example = self._count + 1 + cut // math.prod(array.shape[1:])
-            raise ValueError(
-                f"predict.output={self._path}: a text of prediction {self._name!r} ends with a zero byte in example "
-                f"{example}, and NumPy would drop that byte. Write .jsonl."
-            )
+        for place, text in enumerate(texts):
+            if text.endswith(b"\0"):
+                example = self._count + 1 + place // math.prod(array.shape[1:])
+                raise ValueError(
+                    f"predict.output={self._path}: a text of prediction {self._name!r} ends with a zero byte in "
+                    f"example {example}, and NumPy would drop that byte. Write .jsonl."
+                )
         return np.array(texts, dtype=np.bytes_).reshape(array.shape)
 
     def _error(self, mistake: str) -> ValueError:
@@ -293,9 +363,10 @@ class Parquet(PredictionWriter):
         self._writer: Any = None
 
     def write(self, batch: Any) -> None:
-        columns = {name: self._column(name, array) for name, array in _named(batch).items()}
-        self._waiting.append(self._arrow.RecordBatch.from_pydict(columns))
-        self._waiting_bytes += self._waiting[-1].nbytes
+        columns = {name: self._column(name, array) for name, array in _arrays_in(batch).items()}
+        rows = self._arrow.RecordBatch.from_pydict(columns)
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
         if self._waiting_bytes >= _ROW_GROUP_BYTES:
             self._write_rows()
 
@@ -316,7 +387,8 @@ class Parquet(PredictionWriter):
             self._writer = parquet.ParquetWriter(self._target.file, self._waiting[0].schema)
         table = self._arrow.Table.from_batches(self._waiting)
         self._writer.write_table(table, row_group_size=max(1, len(table)))
-        self._waiting, self._waiting_bytes = [], 0
+        self._waiting = []
+        self._waiting_bytes = 0
 
     def _column(self, name: str, array: np.ndarray) -> Any:
         try:
@@ -326,15 +398,23 @@ class Parquet(PredictionWriter):
 
     def _array(self, array: np.ndarray) -> Any:
         """Return `[examples, ...]` as an Arrow array of values, lists or lists of lists."""
-        lists = self._arrow.ListArray.from_arrays
-        if array.dtype == object and any(isinstance(row, np.ndarray) for row in array):  # ragged
-            return lists(np.cumsum([0, *map(len, array)], dtype=np.int32), self._array(np.concatenate(array)))
-        flat, arrow = array.ravel(), self._arrow
-        found = arrow.array(flat.tolist(), arrow.binary()) if array.dtype == object else arrow.array(flat)
+        build_lists = self._arrow.ListArray.from_arrays
+        is_ragged = array.dtype == object and any(isinstance(row, np.ndarray) for row in array)
+        if is_ragged:
+            lengths = [len(row) for row in array]
+            starts = np.cumsum([0, *lengths], dtype=np.int32)
+            return build_lists(starts, self._array(np.concatenate(array)))
+        flat = array.ravel()
+        if array.dtype == object:
+            values = self._arrow.array(flat.tolist(), self._arrow.binary())
+        else:
+            values = self._arrow.array(flat)
+        # The last axis becomes the innermost lists.
         for axis in range(array.ndim - 1, 0, -1):
-            starts = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int32) * array.shape[axis]
-            found = lists(starts, found)
-        return found
+            number = math.prod(array.shape[:axis])
+            starts = np.arange(number + 1, dtype=np.int32) * array.shape[axis]
+            values = build_lists(starts, values)
+        return values
 
 
 # --- TFRecord -------------------------------------------------------------------------------------------------------
@@ -359,10 +439,11 @@ class TFRecord(PredictionWriter):
     def write(self, batch: Any) -> None:
         import tensorflow as tf
 
-        columns = {name: self._features(name, array) for name, array in _named(batch).items()}
+        columns = {name: self._features(name, array) for name, array in _arrays_in(batch).items()}
         for row in zip(*columns.values(), strict=True):
             feature = dict(zip(columns, row, strict=True))
-            self._writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+            example = tf.train.Example(features=tf.train.Features(feature=feature))
+            self._writer.write(example.SerializeToString())
 
     def finish(self) -> None:
         self._writer.flush()
@@ -375,8 +456,11 @@ class TFRecord(PredictionWriter):
         import tensorflow as tf
 
         rows = [list(_flat(row)) for row in array.tolist()]
-        of_object = next((type(value) for row in rows for value in row), bytes)
-        kind = {"O": of_object, "f": float}.get(array.dtype.kind, int)
+        kind: type = int
+        if array.dtype.kind == "f":
+            kind = float
+        elif array.dtype.kind == "O":
+            kind = next((type(row[0]) for row in rows if row), bytes)
         try:
             if kind is float:
                 return [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in rows]

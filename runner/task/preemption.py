@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 PERIOD_SECS = 1.0
 TIMEOUT_SECS = 2.0
-GCE_HOST, AWS_ENDPOINT = "GCE_METADATA_HOST", "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+GCE_HOST = "GCE_METADATA_HOST"
+AWS_ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 AZURE_ENDPOINT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 """Environment variables with another address of a metadata server, which the clouds' own libraries also read."""
 _ENDPOINT = "http://169.254.169.254"
@@ -89,17 +90,23 @@ def eviction_by_azure() -> bool | float:
       OSError: no such service answers.
       ValueError: the answer is not that of the service.
     """
-    metadata = f"{os.environ.get(AZURE_ENDPOINT, _ENDPOINT).rstrip('/')}/metadata"
+    endpoint = os.environ.get(AZURE_ENDPOINT, _ENDPOINT).rstrip("/")
     header = {"Metadata": "true"}
-    events = json.loads(_read(f"{metadata}/scheduledevents?api-version=2020-07-01", header))["Events"]
-    ends = [event for event in events if event["EventType"] in ("Preempt", "Terminate")]
+    answer = json.loads(_read(f"{endpoint}/metadata/scheduledevents?api-version=2020-07-01", header))
+    ends = [event for event in answer["Events"] if event["EventType"] in ("Preempt", "Terminate")]
     if not ends:
         return False
-    # All machines of a scale set or availability set are told of the events of each. NotBefore is "" of an event that
-    # has begun: True, which as a number is 1 s, so it counts before later events.
-    name = _read(f"{metadata}/instance/compute/name?api-version=2021-02-01&format=text", header)
-    times = [event["NotBefore"] for event in ends if name in event["Resources"]]
-    return min((_seconds_until(parsedate_to_datetime(time)) if time else True for time in times), default=False)
+    # All machines of a scale set or availability set are told of the events of each.
+    name = _read(f"{endpoint}/metadata/instance/compute/name?api-version=2021-02-01&format=text", header)
+    remaining: list[bool | float] = []
+    for event in ends:
+        if name not in event["Resources"]:
+            continue
+        if event["NotBefore"]:
+            remaining.append(_seconds_until(parsedate_to_datetime(event["NotBefore"])))
+        else:
+            remaining.append(True)  # it has begun; as a number it is 1 s, so it counts before later events
+    return min(remaining, default=False)
 
 
 _SOURCES: Mapping[str, Notice] = {"aws": interruption_by_aws, "azure": eviction_by_azure, "gce": is_preempted_by_gce}
@@ -151,7 +158,11 @@ def watched(config: Config, stop: StopRequest) -> Iterator[None]:
     if name is None or config.command not in TRAINING_RUNS:
         yield
         return
-    notice: Notice = notice_of(name) if name in CLOUDS else user_code.load(*config.notice_function(name))
+    notice: Notice
+    if name in CLOUDS:
+        notice = notice_of(name)
+    else:
+        notice = user_code.load(*config.notice_function(name))
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(name, notice, stop, ended), name="preemption", daemon=True)
     watch.start()
@@ -173,7 +184,9 @@ def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event)
             is_said = True
             continue
         if secs is not None and not ended.is_set():
-            left = "" if secs is True else f", in {secs:g} s"
+            left = f", in {secs:g} s"
+            if secs is True:  # it is not known
+                left = ""
             _log.warning("This machine is about to be taken away%s (run.preemption_notice=%s).", left, name)
             stop.request("a preemption notice")
             return

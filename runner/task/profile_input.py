@@ -67,8 +67,9 @@ def profile_input(config: Config, job: Job, check: Callable[[], None]) -> dict[s
     if not advice:
         print("\nNothing that was tried makes it clearly faster.")
     answer["advice"] = _print_trials("what to try, in order of its gain", advice, found)
+    advised = {trial.change.kind for trial in advice}
     for kind, but in _BUT.items():
-        if any(trial.change.kind == kind for trial in advice):
+        if kind in advised:
             print(f"{_DOES[kind]}: {but}.")
     answer["no_clear_gain"] = _print_trials("tried, no clear gain", others, found)
     answer["not_tried"] = _print_untried(found.untried)
@@ -89,7 +90,8 @@ class _Build:
         if config.strategy.name == "parameter_server":
             # Each worker reads its own copy, or its own part in batches of the whole size.
             is_divided = source.shard in ("files", "input_fn")
-            self._num_workers = self._num_workers if is_divided else 1
+            if not is_divided:
+                self._num_workers = 1
             if source.batch_size is not None:
                 source = dataclasses.replace(source, batch_size=source.batch_size * self._num_workers)
         self._source = source
@@ -109,8 +111,9 @@ def _num_workers(config: Config) -> int:
     if detected.source == "local":
         return config.cluster.num_workers
     cluster = detected.cluster
-    # The chief of parameter servers only requests the steps.
-    return cluster.num_workers - 1 if cluster.num_ps else cluster.num_workers
+    if cluster.num_ps:
+        return cluster.num_workers - 1  # the chief of parameter servers only requests the steps
+    return cluster.num_workers
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ def _print_stages(found: InputProfile) -> Any:
         line = ""
         if stage.call is not None:
             function = stage.call.function
-            line = _line(stage.call.frame)
+            line = _describe_line(stage.call.frame)
         up_to: Any = ""
         if stage.secs_up_to is not None:
             up_to = _rounded(1000 * stage.secs_up_to)
@@ -171,17 +174,17 @@ def _print_trials(title: str, trials: Sequence[Trial], found: InputProfile) -> l
     for trial in trials:
         gains = [turn.gain for turn in trial.rounds]
         with_change = _rounded(trial.gain * before)
-        told = _told(trial.change)
-        told["gain"] = round(trial.gain, 3)
-        told["gain_min"] = round(min(gains), 3)
-        told["gain_max"] = round(max(gains), 3)
-        told["rounds_faster"] = trial.num_faster
-        told["rounds"] = len(gains)
-        told["examples_per_second"] = with_change
-        answer.append(told)
+        record = _record_of(trial.change)
+        record["gain"] = round(trial.gain, 3)
+        record["gain_min"] = round(min(gains), 3)
+        record["gain_max"] = round(max(gains), 3)
+        record["rounds_faster"] = trial.num_faster
+        record["rounds"] = len(gains)
+        record["examples_per_second"] = with_change
+        answer.append(record)
         spread = f"{min(gains):.2f} to {max(gains):.2f}"
         faster = f"{trial.num_faster} of {len(gains)}"
-        rows.append([told["where"], told["do"], f"{trial.gain:.2f}x", spread, faster, with_change])
+        rows.append([record["where"], record["do"], f"{trial.gain:.2f}x", spread, faster, with_change])
     if rows:
         print()
         print_table(title, ["where", "change", "gain", "of each round", "faster in", "examples per second"], rows)
@@ -192,38 +195,39 @@ def _print_untried(untried: Sequence[Untried]) -> list[dict[str, Any]]:
     """Print a table of the changes that could not be tried, if there are any, and return them."""
     answer = []
     for left in untried:
-        told = _told(left.change)
-        told["reason"] = _reason(left)
-        answer.append(told)
+        record = _record_of(left.change)
+        record["reason"] = _reason_of(left)
+        answer.append(record)
     if answer:
-        rows = [[told["where"], told["do"], told["reason"]] for told in answer]
+        rows = [[record["where"], record["do"], record["reason"]] for record in answer]
         print()
         print_table("could not be tried", ["where", "change", "reason"], rows)
     return answer
 
 
-def _reason(left: Untried) -> str:
+def _reason_of(left: Untried) -> str:
     if isinstance(left.error, CannotTryError):
         return str(left.error)
     return textwrap.shorten(explain(left.error).said, 200)
 
 
-def _told(change: Change) -> dict[str, Any]:
+def _record_of(change: Change) -> dict[str, Any]:
+    """Return a change as run.output=json has it."""
     return {
         "change": change.kind,
-        "where": _at(change),
+        "where": _describe_call(change),
         "function": change.call.function,
         "do": _DOES[change.kind],
     }
 
 
-def _at(change: Change) -> str:
+def _describe_call(change: Change) -> str:
     call = change.call
     function = call.function or "..."
-    return f"{_line(call.frame)} .{call.method}({function})".strip()
+    return f"{_describe_line(call.frame)} .{call.method}({function})".strip()
 
 
-def _line(frame: Frame | None) -> str:
+def _describe_line(frame: Frame | None) -> str:
     if frame is None:
         return ""
     path = os.path.relpath(frame.filename)

@@ -65,7 +65,9 @@ def describe_unfit() -> str:
     if others:
         return f"the imports started threads that do not end for a fork: {', '.join(others)}"
     opened = sorted(path for path in _open_paths() if path.startswith(ACCELERATORS))
-    return f"the imports opened {', '.join(opened)}" if opened else ""
+    if opened:
+        return f"the imports opened {', '.join(opened)}"
+    return ""
 
 
 class Server:
@@ -208,10 +210,14 @@ def start(connection: socket.socket) -> ChildRequest | None:
         unfit = describe_unfit()
     except Exception as error:
         unfit = f"{type(error).__name__}: {error}"
-    answer: dict[str, Any] = {"error": unfit} if unfit else {"ready": True}
+    answer: dict[str, Any] = {"ready": True}
+    if unfit:
+        answer = {"error": unfit}
     with contextlib.suppress(OSError):  # the other end was closed; `serve` will notice
         task_server.send(connection, answer)
-    return None if unfit else server.serve()
+    if unfit:
+        return None
+    return server.serve()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ class StopRequest(Hook):
         self._signals = signals
         self._answer = answer
         self._note_work = note_work
-        self._came = self._because = ""
+        self._came = ""
+        self._because = ""
         self._is_under_way = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -56,15 +57,17 @@ class StopRequest(Hook):
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
             for number in self._signals:
                 before = signal.getsignal(number)  # None: not Python's, such as faulthandler's
-                if number in NOTICES and before not in (signal.SIG_DFL, self._note):
+                is_free = before in (signal.SIG_DFL, self._handle)
+                if number in NOTICES and not is_free:
                     continue  # user code has another use for it
                 self._before.setdefault(number, before or signal.SIG_DFL)
-                signal.signal(number, self._note)
+                signal.signal(number, self._handle)
 
     def uninstall(self, then: Any = None) -> None:
         """Restore the earlier signal handlers, or install `then`."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler if then is None else then)
+        for number, before in self._before.items():
+            handler = before if then is None else then
+            signal.signal(number, handler)
         self._before = {}
 
     def request(self, reason: str) -> None:
@@ -101,7 +104,7 @@ class StopRequest(Hook):
             self.was_heeded = True
             run.interrupt(self._came)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._came and number == signal.SIGINT:
             signal.default_int_handler(number, frame)  # raises KeyboardInterrupt
         self._came = self._because or signal.Signals(number).name
@@ -120,5 +123,5 @@ class ForwardedStop(StopRequest):
         super().__init__(journal)
         self._heartbeat = heartbeat
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self._heartbeat.ask_to_stop()

@@ -19,16 +19,18 @@ def probe() -> dict[str, Any]:
 
     secs = time.monotonic() - started
     build = tf.sysconfig.get_build_info()
-    return {
-        "import_secs": round(secs, 1),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "tf_keras": tf.keras.__version__,  # what `tf.keras` is
-        "cuda": build.get("cuda_version") if build.get("is_cuda_build") else None,
-        "cudnn": build.get("cudnn_version") if build.get("is_cuda_build") else None,
-        "rocm": bool(build.get("is_rocm_build")),
-        "devices": [_describe(device) for device in tf.config.list_physical_devices()],
-    }
+    found: dict[str, Any] = {"import_secs": round(secs, 1)}
+    found["tensorflow"] = tf.__version__
+    found["keras"] = keras.__version__
+    found["tf_keras"] = tf.keras.__version__  # what `tf.keras` is
+    found["cuda"] = None
+    found["cudnn"] = None
+    if build.get("is_cuda_build"):
+        found["cuda"] = build.get("cuda_version")
+        found["cudnn"] = build.get("cudnn_version")
+    found["rocm"] = bool(build.get("is_rocm_build"))
+    found["devices"] = [_describe(device) for device in tf.config.list_physical_devices()]
+    return found
 
 
 def _describe(device: Any) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def compute(devices: list[dict[str, Any]]) -> None:
     # XLA reads its flags when it compiles, and ends the process for one that it does not know.
     @tf.function(jit_compile="XLA_FLAGS" in os.environ)
     def multiply() -> tf.Tensor:
-        return tf.reduce_sum(tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64])))
+        ones = tf.ones([64, 64])
+        return tf.reduce_sum(tf.linalg.matmul(ones, ones))
 
     for found in devices:
         try:

@@ -24,7 +24,8 @@ class UnreadParams(Hook):
     """
 
     def __init__(self, config: Config, cluster: Cluster, journal: Journal) -> None:
-        self._is_on = config.command in TRAINING_RUNS and cluster.is_chief and not config.cluster.evaluator
+        calls_all_modes = cluster.is_chief and not config.cluster.evaluator
+        self._is_on = config.command in TRAINING_RUNS and calls_all_modes
         self._journal = journal
         self._reads: dict[str, ParamReads] = {}
         self._has_trained = False
@@ -46,7 +47,9 @@ class UnreadParams(Hook):
         """Report the unread params once, after training: on the screen, and in the journal for the summary."""
         if not self._has_trained:  # an evaluation before the first step, or a run that had finished before
             return
-        unread = [f"{key}.{name}" for key, reads in self._reads.items() for name in reads.unread]
+        unread = []
+        for key, reads in self._reads.items():
+            unread += [f"{key}.{name}" for name in reads.unread]
         if self._is_on and unread:
             self._journal.event("unread_params", keys=unread)
             _log.warning(

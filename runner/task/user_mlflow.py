@@ -48,26 +48,31 @@ def watch_import(config: Config, cluster: Cluster, journal: Journal) -> None:
     if not config.tracking.has_mlflow:
         return
     _watching = journal
-    is_dropped = config.command in UNRECORDED_COMMANDS or not (cluster.is_chief or cluster.is_evaluator)
+    is_recorded = config.command not in UNRECORDED_COMMANDS
+    logs_for_all = cluster.is_chief or cluster.is_evaluator
 
     def imported(module: Any) -> None:
         if _watching is not journal:  # wrapt has no way to take a hook back
             return
-        if is_dropped:
-            _drop()
+        if is_recorded and logs_for_all:
+            uri = tracking_uri(config.tracking, os.environ, Path.cwd())
+            _join_run(Path(str(config.model_dir)), uri, journal)
         else:
-            _join(Path(str(config.model_dir)), tracking_uri(config.tracking, os.environ, Path.cwd()), journal)
+            _drop_values()
 
     wrapt.register_post_import_hook(imported, "mlflow")
 
 
-def _join(model_dir: Path, uri: str, journal: Journal) -> None:
+def _join_run(model_dir: Path, uri: str, journal: Journal) -> None:
+    """Make MLflow record in this run's MLflow run, once there is one."""
     os.environ["MLFLOW_TRACKING_URI"] = uri
     # The shipping process otherwise waits for the first step, which waits for this import.
     journal.event(WANTS_RUN)
     until = time.monotonic() + WAIT_SECS
-    while not (shipped := Shipped.read(model_dir, MLFLOW)).has_last_start(model_dir) and time.monotonic() < until:
+    shipped = Shipped.read(model_dir, MLFLOW)
+    while not shipped.has_last_start(model_dir) and time.monotonic() < until:
         time.sleep(0.05)
+        shipped = Shipped.read(model_dir, MLFLOW)
     if shipped.has_last_start(model_dir) and shipped.run_id:
         os.environ["MLFLOW_RUN_ID"] = shipped.run_id
     else:
@@ -76,7 +81,7 @@ def _join(model_dir: Path, uri: str, journal: Journal) -> None:
         )
 
 
-def _drop() -> None:
+def _drop_values() -> None:
     """Make MLflow record in a temporary place that is removed when this process ends."""
     folder = tempfile.mkdtemp(prefix="runner-mlflow-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
 from runner.checkpoint.reader import Reader
-from runner.data.input_identity import _digest, _describe, source_of
+from runner.data.input_identity import _describe, _digest, source_of
 from runner.data.inputs import build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from runner.data.train_input import TrainInput

@@ -63,15 +63,24 @@ def check_metric(metric: str, runs: Sequence[FoundRun], folder: Path) -> None:
     for run in runs:
         names.update(run.metrics)
     if metric not in names:
-        there = f"{did_you_mean(metric, sorted(names))} There are: {', '.join(sorted(names)) or 'none'}."
-        raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
+        there = sorted(names)
+        shown = ", ".join(there) or "none"
+        raise ConfigError(
+            f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}."
+            f"{did_you_mean(metric, there)} There are: {shown}."
+        )
 
 
 def _print_others(metric: str, others: Sequence[FoundRun]) -> list[dict[str, Any]]:
     """Print and return the runs that have no value of the metric."""
     if not others:
         return []
-    rows = [[run.name, run.status, "-" if run.step is None else run.step] for run in others]
+    rows = []
+    for run in others:
+        step: int | str | None = run.step
+        if step is None:
+            step = "-"
+        rows.append([run.name, run.status, step])
     return list(print_table(f"without {metric}", ["model_dir", "status", "step"], rows))
 
 
@@ -127,7 +136,9 @@ class RunRanking:
         self.groups = [of_name[name] for name in rank_by(means, metric, mode)]
         self.others = [ranked.run for ranked in found if ranked.value is None]
         self.has_repeats = have_repeats(self.groups)
-        self.without = ["run.seed"] if self.has_repeats else []
+        self.without = []
+        if self.has_repeats:
+            self.without = ["run.seed"]
 
     def best_run(self, group: Repeats[RankedRun]) -> FoundRun:
         """Return the run of a group with the best seed."""
@@ -147,22 +158,23 @@ class RunRanking:
             return []
         metrics = self.shown_metrics()
         rows = []
-        for rank, (group, settings) in enumerate(zip(self.groups, self.settings(), strict=True), 1):
+        ranked_groups = zip(self.groups, self.settings(), strict=True)
+        for rank, (group, settings) in enumerate(ranked_groups, 1):
             best = self.best_run(group)
             count = self.if_repeated(group.count)
             values = [str(spread_of(group, name)) for name in metrics]
             rows.append([rank, best.name, *count, *values, best.step, best.status, ", ".join(settings)])
         headers = ["rank", "model_dir", *self.if_repeated("n"), *metrics, "step", "status", "settings"]
-        table: list[dict[str, Any]] = print_table(title, headers, rows)
-        for row, group in zip(table, self.groups, strict=True):
+        records: list[dict[str, Any]] = print_table(title, headers, rows)
+        for record, group in zip(records, self.groups, strict=True):
             for name in metrics:  # numbers as they are, not as they are shown
-                row[name] = spread_of(group, name).mean
+                record[name] = spread_of(group, name).mean
             if self.has_repeats:
-                row["n"] = len(group.spread.values)
-                row["sd"] = group.spread.deviation
-                row["seeds"] = [ranked.seed for ranked in group.runs]
-                row["runs"] = [ranked.run.name for ranked in group.runs]
-        return table
+                record["n"] = len(group.spread.values)
+                record["sd"] = group.spread.deviation
+                record["seeds"] = [ranked.seed for ranked in group.runs]
+                record["runs"] = [ranked.run.name for ranked in group.runs]
+        return records
 
     def shown_metrics(self) -> list[str]:
         """Return the names of the metrics to show: that of the ranking, the loss, and others of the best run."""

@@ -58,22 +58,24 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="runner-diff-") as scratch:
         sides = []
         for number, name in enumerate(names):
-            sides.append(_opened(name, Path(scratch, str(number))))
+            sides.append(_read_side(name, Path(scratch, str(number))))
     _add_code(sides)
     answer: dict[str, Any] = {"runs": names}
     for section in SECTIONS:
-        rows = _rows(section, sides)
-        answer[section] = {name: values for name, *values in rows}
-        if rows:
-            shown = [[name, *map(_shown, values)] for name, *values in rows]
-            print_table(section, ["", *names], shown)
+        differing = _differences(section, sides)
+        answer[section] = differing
+        if differing:
+            rows = []
+            for name, values in differing.items():
+                rows.append([name, *(_format_value(value) for value in values)])
+            print_table(section, ["", *names], rows)
             print()
     if not any(answer[section] for section in SECTIONS):
         print(f"No difference is known between {', '.join(names)}.", flush=True)
     return answer
 
 
-def _opened(name: str, scratch: Path) -> Side:
+def _read_side(name: str, scratch: Path) -> Side:
     """Return what `name` stands for.
 
     Args:
@@ -83,10 +85,15 @@ def _opened(name: str, scratch: Path) -> Side:
     if name == NOW and not (folder / SUMMARY_FILE).exists():
         return Side(name)
     key = "diff.runs: "
-    run = fetch_run(name, key, scratch) if is_url(name) else run_in(folder)
+    if is_url(name):
+        run = fetch_run(name, key, scratch)
+    else:
+        run = run_in(folder)
     if not (run.folder / SUMMARY_FILE).exists():
         newest = ", ".join(map(str, newest_runs(Path("outputs"))))
-        hint = f" The newest: {newest}." if newest else ""
+        hint = ""
+        if newest:
+            hint = f" The newest: {newest}."
         raise NotFound(f"{key}{name}: there is no run, as it has no {SUMMARY_FILE}.{hint}")
     facts = {
         # A key that came later has its default.
@@ -95,14 +102,19 @@ def _opened(name: str, scratch: Path) -> Side:
         "data": _data_of(run.folder),
         "results": _results_of(run),
     }
+    side = Side(name, facts)
     codes = read_code(run.folder)
-    return Side(name, facts, codes[-1] if codes else None)
+    if codes:
+        side.code = codes[-1]
+    return side
 
 
 def _code_of_start(folder: Path) -> dict[str, Any]:
     """Return the commit and versions that the last start has noted in its tags; those of earlier versions did, too."""
-    starts = [line for line in starts_and_ends(folder) if line["event"] == RUN_STARTED]
-    tags = starts[-1].get("tags", {}) if starts else {}
+    tags: Mapping[str, Any] = {}
+    for line in starts_and_ends(folder):
+        if line["event"] == RUN_STARTED:
+            tags = line.get("tags", {})
     facts = {}
     for name, value in tags.items():
         if name.startswith("version."):
@@ -131,7 +143,8 @@ def _results_of(run: FoundRun) -> dict[str, Any]:
     for name, curve in read_metrics(run.folder).items():
         if is_of_evaluation(name):
             values = [value for _, value in curve]
-            facts[f"best {name}"] = min(values) if mode_of(name) == "min" else max(values)
+            best = min if mode_of(name) == "min" else max
+            facts[f"best {name}"] = best(values)
     return facts
 
 
@@ -161,22 +174,24 @@ def _add_code(sides: Sequence[Side]) -> None:
         side.facts["packages"] = packages
 
 
-def _rows(section: str, sides: Sequence[Side]) -> list[list[Any]]:
-    """Return (name, value of each side) of what is not the same in all sides in which the section is known."""
+def _differences(section: str, sides: Sequence[Side]) -> dict[str, list[Any]]:
+    """Return name -> value of each side, of what is not the same in all sides in which the section is known."""
     known = [side.facts[section] for side in sides if section in side.facts]
     names: dict[str, None] = {}
     for facts in known:
         names |= dict.fromkeys(facts)
-    rows = []
+    differing = {}
     for name in names:
         # As texts, because no NaN is equal to another.
-        values = {repr(facts.get(name)) for facts in known}
-        if len(values) > 1:
-            rows.append([name, *(side.facts.get(section, {}).get(name) for side in sides)])
-    return rows
+        distinct = {repr(facts.get(name)) for facts in known}
+        if len(distinct) > 1:
+            differing[name] = [side.facts.get(section, {}).get(name) for side in sides]
+    return differing
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "-"
-    return format_number(value) if isinstance(value, float) else as_typed(value)
+    if isinstance(value, float):
+        return format_number(value)
+    return as_typed(value)

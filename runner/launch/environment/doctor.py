@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
@@ -41,8 +42,10 @@ PROBE_SECS = 180
 FEW_BYTES = 2 * 2**30
 """Bytes of free memory below which there is a warning. A task of a small model takes about 0.7 GB (measured)."""
 
-LITTLE_DISK, NO_DISK = 2**30, 50 * 2**20
-"""Free bytes of disk below which checkpoints may not fit, and below which a run cannot start."""
+LITTLE_DISK = 2**30
+"""Free bytes of disk below which checkpoints may not fit."""
+NO_DISK = 50 * 2**20
+"""Free bytes of disk below which a run cannot start."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Problem:
     what: str
     do: str
     is_fatal: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "error" if self.is_fatal else "warning"
 
 
 @dataclass(frozen=True)
@@ -92,19 +99,23 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
         problems += section.problems
     problems.sort(key=lambda problem: not problem.is_fatal)
     if problems:
-        rows = [["error" if one.is_fatal else "warning", one.what, one.do] for one in problems]
+        rows = [[problem.kind, problem.what, problem.do] for problem in problems]
         print_table("problems", ["", "what is wrong", "what to do"], rows)
         print()
     is_fit = not any(problem.is_fatal for problem in problems)
-    print("A run can start here." if is_fit else "No run can start here: see the errors above.", flush=True)
-    return {"can_start": is_fit, **found, "problems": [asdict(one) for one in problems]}
+    if is_fit:
+        print("A run can start here.", flush=True)
+    else:
+        print("No run can start here: see the errors above.", flush=True)
+    return {"can_start": is_fit, **found, "problems": [asdict(problem) for problem in problems]}
 
 
 def _sections(config: Config, env: Mapping[str, str]) -> Iterator[Section]:
     yield check_python(env)
     yield check_tensorflow(run_probe(env), env)
     folders = (Path.cwd(), Path(tempfile.gettempdir()))
-    yield check_machine(Path.cwd(), free_memory(), {folder: free_bytes(folder) for folder in folders})
+    free = {folder: free_bytes(folder) for folder in folders}
+    yield check_machine(Path.cwd(), free_memory(), free)
     yield check_tracking(config.tracking, env, Path.cwd())
 
 
@@ -117,11 +128,13 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
     Args:
       requirements: the dependencies; None: those of the installed distribution.
     """
-    try:
+    supported = ""
+    installed: Sequence[str] = []
+    # Not found: a checkout on the path that is not installed.
+    with suppress(metadata.PackageNotFoundError):
         about = metadata.metadata("estimator-runner")
-        supported, listed = about["Requires-Python"] or "", metadata.requires("estimator-runner") or []
-    except metadata.PackageNotFoundError:  # a checkout on the path that is not installed
-        supported, listed = "", []
+        supported = about["Requires-Python"] or ""
+        installed = metadata.requires("estimator-runner") or []
     rows = [
         ("runner", f"{runner.__version__} in {Path(runner.__file__).parent}"),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
@@ -132,19 +145,11 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
         what = f"Python {platform.python_version()} is not supported ({supported})"
         advice = "make an environment with a supported Python: python3.12 -m venv .venv"
         problems.append(Problem(what, advice, is_fatal=True))
-    for text in listed if requirements is None else requirements:
-        needed = Requirement(text)
-        if needed.marker and not needed.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            found = Version(metadata.version(needed.name))
-        except metadata.PackageNotFoundError:
-            problems.append(Problem(f"{needed.name} is not installed", f"pip install '{needed}'", is_fatal=True))
-            continue
-        if not needed.specifier.contains(found, prereleases=True):  # it may work, but is not tested
-            what = f"{needed.name} {found} is installed, not {needed.specifier}"
-            problems.append(Problem(what, f"pip install '{needed}'"))
-    problems += find_tf_keras_problems() if requirements is None else []
+    if requirements is None:
+        problems += _find_unmet(installed)
+        problems += find_tf_keras_problems()
+    else:
+        problems += _find_unmet(requirements)
     if any(metadata.distributions(name="tf-runner")):  # both have the package `runner`: pip removes the files of both
         advice = "pip uninstall tf-runner, then pip install --force-reinstall --no-deps estimator-runner"
         problems.append(Problem("tf-runner, the name of estimator-runner before, is installed, too", advice))
@@ -152,6 +157,23 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
         what = "PYTHONDONTWRITEBYTECODE is set, so each start compiles all modules again: 10 s instead of 4"
         problems.append(Problem(what, "unset PYTHONDONTWRITEBYTECODE"))
     return Section("python", rows, problems)
+
+
+def _find_unmet(requirements: Sequence[str]) -> Iterator[Problem]:
+    """Yield the packages that are not installed, or have other versions."""
+    for text in requirements:
+        needed = Requirement(text)
+        # An empty extra: what only an extra brings is not needed.
+        if needed.marker and not needed.marker.evaluate({"extra": ""}):
+            continue
+        remedy = f"pip install '{needed}'"
+        try:
+            found = Version(metadata.version(needed.name))
+        except metadata.PackageNotFoundError:
+            yield Problem(f"{needed.name} is not installed", remedy, is_fatal=True)
+            continue
+        if not needed.specifier.contains(found, prereleases=True):  # it may work, but is not tested
+            yield Problem(f"{needed.name} {found} is installed, not {needed.specifier}", remedy)
 
 
 def find_tf_keras_problems() -> list[Problem]:
@@ -197,38 +219,58 @@ def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/de
     Args:
       dev: the folder with the system's file for each NVIDIA GPU.
     """
-    title, problems = "tensorflow", _keras_problems(env)
-    if probe.facts is None:
-        last = next((line for line in reversed(probe.said.splitlines()) if line.strip()), "it wrote nothing")
-        what = f"a process that imports TensorFlow and multiplies two matrices {probe.failure}: {last.strip()}"
-        problems.append(Problem(what, _mend_import(probe, env), is_fatal=True))
-        return Section(title, [("TensorFlow", "cannot be used")], problems)
+    title = "tensorflow"
+    problems = _find_keras_problems(env)
     facts = probe.facts
-    build = (
-        f"CUDA {facts['cuda']}, cuDNN {facts['cudnn']}" if facts["cuda"] else "ROCm" if facts["rocm"] else "CPU only"
-    )
+    if facts is None:
+        written = [line.strip() for line in probe.said.splitlines() if line.strip()]
+        last = written[-1] if written else "it wrote nothing"
+        what = f"a process that imports TensorFlow and multiplies two matrices {probe.failure}: {last}"
+        problems.append(Problem(what, _remedy_for_import(probe, env), is_fatal=True))
+        return Section(title, [("TensorFlow", "cannot be used")], problems)
+    build = _describe_build(facts)
     rows = [
         ("TensorFlow", f"{facts['tensorflow']}, built for {build}; imported in {facts['import_secs']} s"),
         ("Keras", f"{facts['keras']}; tf.keras is {facts['tf_keras']}"),
     ]
-    gpus = 0
+    has_gpu = False
     for device in facts["devices"]:
-        gpus += device["kind"] == "GPU"
-        capability = ".".join(map(str, device["compute_capability"] or ()))
-        about = [device["model"], capability and f"compute capability {capability}"]
-        rows.append((device["name"], ", ".join(filter(None, about)) or "computes"))
+        name = device["name"]
+        has_gpu = has_gpu or device["kind"] == "GPU"
+        rows.append((name, _describe_device(device)))
         if device["error"]:
             advice = "pip install 'estimator-runner[gpu]', or hide it: CUDA_VISIBLE_DEVICES=-1"
             is_fatal = device["kind"] == "CPU"
-            problems.append(Problem(f"{device['name']} does not compute: {device['error']}", advice, is_fatal))
-    if not gpus:
+            problems.append(Problem(f"{name} does not compute: {device['error']}", advice, is_fatal))
+    if not has_gpu:
         why, problem = _why_no_gpu(probe, env, dev)
         rows.append(("GPU", f"none: {why}"))
-        problems += [problem] if problem else []
+        if problem is not None:
+            problems.append(problem)
     return Section(title, rows, problems)
 
 
-def _keras_problems(env: Mapping[str, str]) -> list[Problem]:
+def _describe_build(facts: Mapping[str, Any]) -> str:
+    """Return for which devices TensorFlow was built."""
+    if facts["cuda"]:
+        return f"CUDA {facts['cuda']}, cuDNN {facts['cudnn']}"
+    if facts["rocm"]:
+        return "ROCm"
+    return "CPU only"
+
+
+def _describe_device(device: Mapping[str, Any]) -> str:
+    """Return what is known of a device; `computes` if that is all."""
+    known = []
+    if device["model"]:
+        known.append(device["model"])
+    if device["compute_capability"]:
+        capability = ".".join(map(str, device["compute_capability"]))
+        known.append(f"compute capability {capability}")
+    return ", ".join(known) or "computes"
+
+
+def _find_keras_problems(env: Mapping[str, str]) -> list[Problem]:
     problems = []
     if env.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         what = f"KERAS_BACKEND={env['KERAS_BACKEND']}: a model_fn needs Keras on TensorFlow"
@@ -240,7 +282,7 @@ def _keras_problems(env: Mapping[str, str]) -> list[Problem]:
     return problems
 
 
-def _mend_import(probe: Probe, env: Mapping[str, str]) -> str:
+def _remedy_for_import(probe: Probe, env: Mapping[str, str]) -> str:
     """Return the remedy for a TensorFlow that cannot be used."""
     if "XLA_FLAGS" in probe.said and "XLA_FLAGS" in env:
         return "unset XLA_FLAGS, or correct it"
@@ -258,20 +300,32 @@ def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, P
     if not found and not (dev / "nvidiactl").exists():
         return "this machine has no NVIDIA GPU, or its driver is not loaded or not passed to this container", None
     shown = ", ".join(found) or "nvidiactl"
+    has_gpu = f"this machine has a GPU ({shown})"
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "none"):
         why = f"CUDA_VISIBLE_DEVICES={visible!r} hides them"
         do = "unset CUDA_VISIBLE_DEVICES, unless you want to train on the CPU"
-        return why, Problem(f"this machine has a GPU ({shown}), but {why}", do)
+        return why, Problem(f"{has_gpu}, but {why}", do)
     if not probe.facts["cuda"]:
         why = "this TensorFlow is built for CPUs only"
-        return why, Problem(f"this machine has a GPU ({shown}), but {why}", "pip install 'estimator-runner[gpu]'")
-    words = ("dlopen", "cuInit", "cuda drivers", "Cannot register", "driver version", "libcu", "Skipping registering")
-    lines = [line for line in probe.said.splitlines() if any(word.lower() in line.lower() for word in words)]
-    said = lines[-1].partition("] ")[2] or lines[-1] if lines else "TensorFlow does not say why"
+        return why, Problem(f"{has_gpu}, but {why}", "pip install 'estimator-runner[gpu]'")
+    said = _last_words_of_cuda(probe.said)
     needed = f"check with nvidia-smi that the driver supports CUDA {probe.facts['cuda']}"
-    what = f"this machine has a GPU ({shown}), but TensorFlow does not use it: {said}"
-    return said, Problem(what, f"pip install 'estimator-runner[gpu]'; if that does not help, {needed}")
+    do = f"pip install 'estimator-runner[gpu]'; if that does not help, {needed}"
+    return said, Problem(f"{has_gpu}, but TensorFlow does not use it: {said}", do)
+
+
+_OF_CUDA = ("dlopen", "cuinit", "cuda drivers", "cannot register", "driver version", "libcu", "skipping registering")
+"""In lower case, words by one of which a line of TensorFlow's log tells of CUDA."""
+
+
+def _last_words_of_cuda(said: str) -> str:
+    """Return the last line of TensorFlow's log that tells of CUDA, without the time and place before it."""
+    last = ""
+    for line in said.splitlines():
+        if any(word in line.lower() for word in _OF_CUDA):
+            last = line
+    return last.partition("] ")[2] or last or "TensorFlow does not say why"
 
 
 # --- memory and disk -------------------------------------------------------------------------------------------------
@@ -304,10 +358,13 @@ def check_machine(folder: Path, memory: int, free: Mapping[Path, int]) -> Sectio
 
 def check_tracking(settings: TrackingConfig, env: Mapping[str, str], folder: Path) -> Section:
     """Check that runs started in `folder` can be recorded. MLflow is asked; csv and a user's class are only named."""
-    rows = [("tracking.backend", ", ".join(backend.name for backend in settings.backends) or "none")]
+    names = [backend.name for backend in settings.backends]
+    rows = [("tracking.backend", ", ".join(names) or "none")]
     if not settings.has_mlflow:
         return Section("tracking", rows)
-    tracker, problems = MlflowTracker(tracking_uri(settings, env, folder), experiment_name(settings, env)), []
+    experiment = experiment_name(settings, env)
+    tracker = MlflowTracker(tracking_uri(settings, env, folder), experiment)
+    problems = []
     shown = str(masked_value("tracking.uri", tracker.uri))
     try:
         answer = tracker.check()
@@ -315,5 +372,5 @@ def check_tracking(settings: TrackingConfig, env: Mapping[str, str], folder: Pat
         answer = "no"
         do = "training continues meanwhile, and is recorded later; or choose tracking=csv or tracking.uri=..."
         problems.append(Problem(f"runs cannot be recorded in {shown}: {describe(error)}", do))
-    rows += [("runs go to", shown), ("experiment", experiment_name(settings, env)), ("reachable", answer)]
+    rows += [("runs go to", shown), ("experiment", experiment), ("reachable", answer)]
     return Section("tracking", rows, problems)

@@ -24,19 +24,28 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     answer = []
     for run, settings in zip(runs, varied_settings(runs), strict=True):
         metric = metric_name(run.metrics, config.sweep.metric)
-        value = run.metrics.get(metric or "")
-        rows.append([*_cells(run, metric, value), ", ".join(settings)])
+        value = None
+        if metric is not None:
+            value = run.metrics.get(metric)
+        cells = _cells_of(run, metric, value)
+        rows.append([*cells, ", ".join(settings)])
         answer.append(_record(run, metric, value, settings))
     title = f"{len(runs)} runs in {relative(folder)}, newest first"
     print_table(title, ["model_dir", "status", "step", "metric", "took", "started", "settings"], rows)
     return {"runs": answer}
 
 
-def _cells(run: FoundRun, metric: str | None, value: float | None) -> list[str]:
+def _cells_of(run: FoundRun, metric: str | None, value: float | None) -> list[str]:
     """Return the cells of a run, but for its settings."""
-    step = "-" if run.step is None else str(run.step)
-    shown = "-" if value is None else f"{metric} {format_number(value)}"
-    took = "-" if run.secs is None else format_secs(run.secs)
+    step = "-"
+    if run.step is not None:
+        step = str(run.step)
+    shown = "-"
+    if value is not None:
+        shown = f"{metric} {format_number(value)}"
+    took = "-"
+    if run.secs is not None:
+        took = format_secs(run.secs)
     return [run.name, run.status, step, shown, took, run.started_at]
 
 

@@ -34,10 +34,14 @@ def project_files() -> dict[str, Path]:
     found = {}
     for path in sorted(template.rglob("*")):
         name = path.relative_to(template).as_posix()
-        if path.is_file() and name != "__init__.py" and "__pycache__" not in path.parts:
+        # Python makes the one; the other makes the template a package, so that it is shipped.
+        is_no_part = "__pycache__" in path.parts or name == "__init__.py"
+        if path.is_file() and not is_no_part:
             found[RENAMED.get(name, name)] = path
     schemas = shipped("conf") / "schema"
-    return found | {f"conf/schema/{path.name}": path for path in sorted(schemas.glob("*.json"))}
+    for path in sorted(schemas.glob("*.json")):
+        found[f"conf/schema/{path.name}"] = path
+    return found
 
 
 def write_project(folder: Path) -> list[str]:
@@ -50,13 +54,20 @@ def write_project(folder: Path) -> list[str]:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{shown} is a file. Choose a new or empty folder.")
     try:
-        if folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
-            names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
+        held = []
+        if folder.is_dir():
+            held = sorted(path.name for path in folder.iterdir())
+        if held:
+            names = ", ".join(held[:3])
+            if len(held) > 3:
+                names += ", ..."
             raise ConfigError(f"{shown} is not empty ({names}). Choose a new or empty folder.")
         files = project_files()
         for name, path in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, path.read_text(encoding="utf-8").replace("{name}", folder.resolve().name))
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8")
+            write_atomically(target, text.replace("{name}", folder.resolve().name))
     except OSError as error:
         raise ConfigError(f"{shown} cannot be written: {error}. Choose another folder.") from error
     return [*files]

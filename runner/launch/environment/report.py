@@ -21,7 +21,7 @@ from runner.launch.environment.best_runs import RunRanking, by_experiment, check
 from runner.launch.environment.runs import FoundRun, find_runs, varied_settings
 from runner.system.console import counted, format_number, format_secs, relative
 from runner.system.files import write_atomically
-from runner.tracking.curves import COLOURS, Curves, import_matplotlib, plain_text, read_metrics
+from runner.tracking.curves import COLOURS, Curves, Points, import_matplotlib, plain_text, read_metrics
 from runner.tracking.run_record import MLFLOW, Shipped
 
 if TYPE_CHECKING:
@@ -82,10 +82,12 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     metric = config.sweep.metric or "eval/loss"
     runs = find_runs(folder)
     check_metric(metric, runs, folder)
-    parts = []
+    experiments = []
     for name, of_experiment in by_experiment(runs).items():
-        parts.append(_experiment(name, RunRanking(of_experiment, metric, config.sweep.mode)))
-    page = _page(f"Runs in {relative(folder)}", [_overview(runs), *parts, _all_runs(runs, metric)])
+        ranking = RunRanking(of_experiment, metric, config.sweep.mode)
+        experiments.append(_build_experiment(name, ranking))
+    parts = [_build_overview(runs), *experiments, _build_table_of_all(runs, metric)]
+    page = _build_page(f"Runs in {relative(folder)}", parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page)
     print(f"{path}: {counted(len(runs), 'run')} of {relative(folder)}", flush=True)
@@ -95,89 +97,102 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{html.escape(title)}</h1>",
-            *parts,
-            f"<script>{_SCRIPT}</script></body></html>\n",
-        ]
-    )
+def _build_page(title: str, parts: Sequence[str]) -> str:
+    shown = html.escape(title)
+    lines = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{shown}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{shown}</h1>",
+        *parts,
+        f"<script>{_SCRIPT}</script></body></html>\n",
+    ]
+    return "\n".join(lines)
 
 
-def _overview(runs: Sequence[FoundRun]) -> str:
+def _build_overview(runs: Sequence[FoundRun]) -> str:
+    number_of_runs = counted(len(runs), "run")
     numbers = Counter(run.status for run in runs)
     statuses = ", ".join(f"{number} {status}" for status, number in numbers.most_common())
     now = time.strftime("%Y-%m-%d %H:%M")
-    return f"<p>{counted(len(runs), 'run')}: {html.escape(statuses)}. Written on {now}.</p>"
+    return f"<p>{number_of_runs}: {html.escape(statuses)}. Written on {now}.</p>"
 
 
-def _experiment(name: str, ranking: RunRanking) -> str:
+def _build_experiment(name: str, ranking: RunRanking) -> str:
     """Return the part of one experiment; '' if none of its runs has the metric."""
     if not ranking.groups:
         return ""
-    parts = [f"<h2>Experiment {html.escape(name)}, best first by {html.escape(ranking.metric)} ({ranking.mode})</h2>"]
-    parts.append(_ranking_table(ranking))
+    metric = html.escape(ranking.metric)
+    parts = [f"<h2>Experiment {html.escape(name)}, best first by {metric} ({ranking.mode})</h2>"]
+    parts.append(_build_ranking(ranking))
     ranked = []
     for group in ranking.groups:
         # The best seed first, as the table names it.
         best = ranking.best_run(group)
         others = [ranked.run for ranked in group.with_value if ranked.run is not best]
         ranked += [best, *others]
-    pictures = _pictures_of_curves(ranked, ranking.metric)
+    pictures = _draw_curves(ranked, ranking.metric)
     if pictures:
-        parts += ["<h3>Curves</h3>", _grid(pictures)]
+        parts += ["<h3>Curves</h3>", _build_grid(pictures)]
     # Runs that repeat each other differ in nothing but their seed.
-    pictures = _pictures_of_settings(ranked, ranking.metric, ranking.without)
+    pictures = _draw_settings(ranked, ranking.metric, ranking.without)
     if pictures:
-        parts += [f"<h3>Settings against {html.escape(ranking.metric)}</h3>", _grid(pictures)]
+        parts += [f"<h3>Settings against {metric}</h3>", _build_grid(pictures)]
     return "\n".join(parts)
 
 
-def _ranking_table(ranking: RunRanking) -> str:
+def _build_ranking(ranking: RunRanking) -> str:
+    """Return the table of the groups of runs, best first."""
     metrics = ranking.shown_metrics()
     headers = ["rank", "run", *ranking.if_repeated("n"), *metrics, "step", "status", "settings"]
     rows = []
-    for rank, (group, settings) in enumerate(zip(ranking.groups, ranking.settings(), strict=True), 1):
+    ranked = zip(ranking.groups, ranking.settings(), strict=True)
+    for rank, (group, settings) in enumerate(ranked, 1):
         best = ranking.best_run(group)
-        row = [_cell(rank), _cell(best.name), *map(_cell, ranking.if_repeated(group.count))]
+        row = [_build_cell(rank), _build_cell(best.name)]
+        row += [_build_cell(count) for count in ranking.if_repeated(group.count)]
         for name in metrics:
             spread = spread_of(group, name)
-            row.append(_cell(str(spread), spread.mean))
-        row += [_cell(best.step), _cell(best.status), _cell(", ".join(settings), is_text=True)]
+            row.append(_build_cell(str(spread), spread.mean))
+        row.append(_build_cell(best.step))
+        row.append(_build_cell(best.status))
+        row.append(_build_cell(", ".join(settings), is_text=True))
         rows.append(row)
-    return _table(headers, rows)
+    return _build_table(headers, rows)
 
 
-def _all_runs(runs: Sequence[FoundRun], metric: str) -> str:
+def _build_table_of_all(runs: Sequence[FoundRun], metric: str) -> str:
     """Return the table of all runs, newest first, with what leads to them."""
     headers = ["run", "status", metric, "step", "started", "took", "error", "MLflow run", "folder"]
     rows = []
     for run in sorted(runs, key=lambda run: run.started, reverse=True):
         value = run.metrics.get(metric)
-        shown = "" if value is None else format_number(value)
-        took = "" if run.secs is None else format_secs(run.secs)
-        row = [_cell(run.name), _cell(run.status), _cell(shown, value), _cell(run.step)]
-        row.append(_cell(run.started_at, run.started))
-        row.append(_cell(took, run.secs))
-        row.append(_cell(run.summary.get("error"), is_text=True))
-        row.append(_cell(Shipped.read(run.folder, MLFLOW).run_id))
-        row.append(_cell(run.folder.absolute()))
+        shown = ""
+        if value is not None:
+            shown = format_number(value)
+        took = ""
+        if run.secs is not None:
+            took = format_secs(run.secs)
+        row = [_build_cell(run.name), _build_cell(run.status)]
+        row.append(_build_cell(shown, value))
+        row.append(_build_cell(run.step))
+        row.append(_build_cell(run.started_at, run.started))
+        row.append(_build_cell(took, run.secs))
+        row.append(_build_cell(run.summary.get("error"), is_text=True))
+        row.append(_build_cell(Shipped.read(run.folder, MLFLOW).run_id))
+        row.append(_build_cell(run.folder.absolute()))
         rows.append(row)
-    return "<h2>All runs, newest first</h2>\n" + _table(headers, rows)
+    return "<h2>All runs, newest first</h2>\n" + _build_table(headers, rows)
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _build_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in headers)
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
-def _cell(shown: Any, value: float | None = None, *, is_text: bool = False) -> str:
+def _build_cell(shown: Any, value: float | None = None, *, is_text: bool = False) -> str:
     """Return a cell of a table.
 
     Args:
@@ -188,56 +203,63 @@ def _cell(shown: Any, value: float | None = None, *, is_text: bool = False) -> s
     kind = "text" if is_text else ""
     if value is not None or isinstance(shown, int | float):
         kind = "number"
-    sorted_by = "" if value is None else f' data-value="{value!r}"'
-    text = "" if shown is None else html.escape(str(shown))
+    sorted_by = ""
+    if value is not None:
+        sorted_by = f' data-value="{value!r}"'
+    text = ""
+    if shown is not None:
+        text = html.escape(str(shown))
     return f'<td class="{kind}"{sorted_by}>{text}</td>'
 
 
-def _grid(pictures: Sequence[str]) -> str:
-    return '<div class="pictures">' + "\n".join(f"<figure>{picture}</figure>" for picture in pictures) + "</div>"
+def _build_grid(pictures: Sequence[str]) -> str:
+    figures = "\n".join(f"<figure>{picture}</figure>" for picture in pictures)
+    return f'<div class="pictures">{figures}</div>'
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _pictures_of_curves(ranked: Sequence[FoundRun], metric: str) -> list[str]:
+def _draw_curves(ranked: Sequence[FoundRun], metric: str) -> list[str]:
     """Return a picture of each metric that has curves: that of the ranking first, and the loss of training last."""
     curves = [read_metrics(run.folder) for run in ranked]
     names = {metric: None}
     for of_run in curves:
         names |= {name: None for name in of_run if is_of_evaluation(name)}
+    shown = [*list(names)[: MOST_CURVES - 1], "train/loss"]
     pictures = []
-    for name in [*list(names)[: MOST_CURVES - 1], "train/loss"]:
+    for name in shown:
+        # A point alone is no curve.
         if any(len(of_run.get(name, ())) > 1 for of_run in curves):
-            pictures.append(_picture_of_curves(ranked, curves, name))
+            pictures.append(_draw_curves_of(name, ranked, curves))
     return pictures
 
 
-def _picture_of_curves(ranked: Sequence[FoundRun], curves: Sequence[Curves], name: str) -> str:
+def _draw_curves_of(name: str, ranked: Sequence[FoundRun], curves: Sequence[Curves]) -> str:
     """Return the curves of a metric of all runs: few in colours of their own, of many the best run in one."""
-    figure, axes = _empty()
+    figure, axes = _build_axes()
     are_named = len(ranked) <= MOST_NAMES
     names = _names_of(ranked)
     most = max(POINTS_OF_ALL // len(ranked), 20)
     # From the worst to the best, which is then drawn above the others.
     for place, of_run in reversed(list(enumerate(curves))):
-        points = [point for point in of_run.get(name, ()) if math.isfinite(point[1])]
-        # Every so many points, and the last one.
-        thinned = points[:: math.ceil(len(points) / most) or 1] + points[-1:]
-        steps = [step for step, _ in thinned]
-        values = [value for _, value in thinned]
+        points = _thin_out(of_run.get(name, ()), most)
+        steps = [step for step, _ in points]
+        values = [value for _, value in points]
         is_best = place == 0
-        colour = COLOURS[1] if is_best else COLOURS[0]
         if are_named:
             colour = COLOURS[place]
-        axes.plot(
-            steps,
-            values,
-            color=colour,
-            alpha=1.0 if are_named or is_best else 0.3,
-            linewidth=2.0 if is_best else 1.2,
-            label=plain_text(names[place]) if are_named or is_best else None,
-        )
+        elif is_best:
+            colour = COLOURS[1]
+        else:
+            colour = COLOURS[0]
+        label = None
+        opacity = 0.3
+        if are_named or is_best:
+            label = plain_text(names[place])
+            opacity = 1.0
+        width = 2.0 if is_best else 1.2
+        axes.plot(steps, values, color=colour, alpha=opacity, linewidth=width, label=label)
     axes.set_title(plain_text(name), fontsize=11)
     axes.set_xlabel("step")
     handles, labels = axes.get_legend_handles_labels()
@@ -245,7 +267,14 @@ def _picture_of_curves(ranked: Sequence[FoundRun], curves: Sequence[Curves], nam
     figure.legend(
         handles[::-1], labels[::-1], loc="outside lower left", fontsize=7, frameon=False, ncols=2, labelcolor=INK
     )
-    return _svg(figure, f"curves of {name}")
+    return _as_svg(figure, f"curves of {name}")
+
+
+def _thin_out(curve: Points, most: int) -> Points:
+    """Return the finite points of a curve, or every so many of them and the last one."""
+    points = [point for point in curve if math.isfinite(point[1])]
+    stride = math.ceil(len(points) / most) or 1  # 1 without a point, too
+    return points[::stride] + points[-1:]
 
 
 def _names_of(runs: Sequence[FoundRun]) -> list[str]:
@@ -256,59 +285,71 @@ def _names_of(runs: Sequence[FoundRun]) -> list[str]:
     return [run.name for run in runs]
 
 
-def _pictures_of_settings(ranked: Sequence[FoundRun], metric: str, without: Sequence[str]) -> list[str]:
+def _draw_settings(ranked: Sequence[FoundRun], metric: str, without: Sequence[str]) -> list[str]:
     """Return a picture of each setting that varies, but for those `without`, with a point for each run."""
-    of_runs = []
-    for typed in varied_settings(ranked, without):
-        of_runs.append(dict(text.lstrip("+").split("=", 1) for text in typed if "=" in text))
-    values = [finite(run, metric) for run in ranked]
+    settings_of_runs = []
     keys: dict[str, None] = {}
-    for settings in of_runs:
+    for typed in varied_settings(ranked, without):
+        settings = dict(text.lstrip("+").split("=", 1) for text in typed if "=" in text)
+        settings_of_runs.append(settings)
         keys |= dict.fromkeys(settings)
+    # Matplotlib leaves out a point that is no number.
+    values = []
+    for run in ranked:
+        value = finite(run, metric)
+        if value is None:
+            value = math.nan
+        values.append(value)
     pictures = []
     for key in list(keys)[:MOST_SETTINGS]:
-        pictures.append(_picture_of_setting(key, [settings.get(key, "-") for settings in of_runs], metric, values))
+        texts = [settings.get(key, "-") for settings in settings_of_runs]
+        pictures.append(_draw_setting(key, texts, metric, values))
     return pictures
 
 
-def _picture_of_setting(key: str, texts: Sequence[str], metric: str, values: Sequence[float | None]) -> str:
+def _draw_setting(key: str, texts: Sequence[str], metric: str, values: Sequence[float]) -> str:
     """Return the metric over one setting: on an axis if all its values are numbers, else beside each other."""
-    figure, axes = _empty()
-    places = _numbers(texts)
+    figure, axes = _build_axes()
+    places = _parse_numbers(texts)
     if places is None:
         names = sorted(set(texts))
         places = [float(names.index(text)) for text in texts]
-        axes.set_xticks(range(len(names)), [plain_text(_short(name)) for name in names])
+        axes.set_xticks(range(len(names)), [plain_text(_shorten(name)) for name in names])
         if len(names) > 4:
             axes.tick_params(axis="x", labelrotation=30)
         axes.set_xlim(-0.5, len(names) - 0.5)
     else:
         is_log = min(places) > 0 and max(places) >= 10 * min(places)
-        axes.set_xscale("log" if is_log else "linear")
-        values_of_key = sorted(set(places))
-        if len(values_of_key) <= MOST_MARKS:  # else matplotlib chooses
-            axes.set_xticks(values_of_key, [f"{value:g}" for value in values_of_key])
+        scale = "log" if is_log else "linear"
+        axes.set_xscale(scale)
+        marks = sorted(set(places))
+        if len(marks) <= MOST_MARKS:  # else matplotlib chooses
+            axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
             axes.minorticks_off()
-    axes.scatter(places, [math.nan if value is None else value for value in values], s=22, color="#2f83c9", alpha=0.75)
+    axes.scatter(places, values, s=22, color="#2f83c9", alpha=0.75)
     axes.set_title(plain_text(key), fontsize=11)
     axes.set_ylabel(plain_text(metric))
-    return _svg(figure, f"{metric} over {key}")
+    return _as_svg(figure, f"{metric} over {key}")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 20 else f"{text[:19]}…"
+def _shorten(text: str) -> str:
+    if len(text) <= 20:
+        return text
+    return f"{text[:19]}…"
 
 
-def _numbers(texts: Sequence[str]) -> list[float] | None:
+def _parse_numbers(texts: Sequence[str]) -> list[float] | None:
     """Return the texts as numbers; None if one is no finite number."""
     try:
         numbers = [float(text) for text in texts]
     except ValueError:
         return None
-    return numbers if all(map(math.isfinite, numbers)) else None
+    are_finite = all(math.isfinite(number) for number in numbers)
+    return numbers if are_finite else None
 
 
-def _empty() -> tuple[Figure, Axes]:
+def _build_axes() -> tuple[Figure, Axes]:
+    """Return an empty picture of the page's kind, and its axes."""
     import_matplotlib()
     from matplotlib.figure import Figure
 
@@ -325,7 +366,7 @@ def _empty() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _svg(figure: Figure, description: str) -> str:
+def _as_svg(figure: Figure, description: str) -> str:
     """Return a picture as a part of the page, with the page's colour of text."""
     import matplotlib
 
@@ -333,6 +374,8 @@ def _svg(figure: Figure, description: str) -> str:
     # Texts stay texts; the ids in a picture come from the salt.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": description}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1)
+    document = file.getvalue()
+    # Without the head of an XML file, which has no place in a page.
+    svg = document[document.index("<svg") :].replace(INK, "currentColor")
+    tag = f'<svg role="img" aria-label="{html.escape(description)}"'
+    return svg.replace("<svg", tag, 1)

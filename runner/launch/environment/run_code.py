@@ -151,21 +151,29 @@ class CodeRecorder:
           line: the chief's line about its first step.
           began: as in `Patch`.
         """
-        named = [*map(Path, line.get("files", ())), *composed_files(self.hydra_notes)]
+        imported = [Path(name) for name in line.get("files", ())]
+        named = [*imported, *composed_files(self.hydra_notes)]
         has_git = (project / ".git").exists()
         patch = Patch(project, began)
         problem = ""
         try:
             base = commit
             if has_git and base is None:
-                base = _no_files(project)
-            patch = _patch_of(project, base, named, began, self.secrets)
+                base = _name_of_no_files(project)
+            patch = _build_patch(project, base, named, began, self.secrets)
         except GitError:
             problem = f"git does not answer in {project}"
         code = RunCode(
-            self.run.generation, line["step"], commit, _below(self._folder, project), patch.files, patch.left_out,
-            problem, self.command, platform.python_version(),
-        )  # fmt: skip
+            start=self.run.generation,
+            step=line["step"],
+            commit=commit,
+            folder=_below(self._folder, project),
+            files=patch.files,
+            left_out=patch.left_out,
+            problem=problem,
+            command=self.command,
+            python=platform.python_version(),
+        )
         requirements = _requirements()
         if self._is_given_up:  # the run has ended, and another may have the folder
             return
@@ -181,9 +189,10 @@ class CodeRecorder:
             return
         # Secrets come first: whoever reads of one may want to change it.
         names.sort(key=lambda name: code.left_out[name] != _SECRET)
+        num_others = len(names) - MAX_NAMED
         shown = [f"{name} ({code.left_out[name]})" for name in names[:MAX_NAMED]]
-        if len(names) > MAX_NAMED:
-            shown.append(f"and {len(names) - MAX_NAMED} more")
+        if num_others > 0:
+            shown.append(f"and {num_others} more")
         say(f"run.code: not recorded: {', '.join(shown)}")
 
 
@@ -207,11 +216,16 @@ def _write(model_dir: Path, code: RunCode, patch: bytes, requirements: str) -> N
 
 def _is_same(model_dir: Path, before: RunCode, code: RunCode, patch: bytes, requirements: str) -> bool:
     """Report whether a start ran the code of the one before it."""
-    contents = []
-    for kind in ("patch", "requirements.txt"):
-        file = file_of(model_dir, before.start, kind)
-        contents.append(file.read_bytes() if file.exists() else b"")
-    return _what_ran(before) == _what_ran(code) and contents == [patch, requirements.encode()]
+    patch_before = _read_or_nothing(file_of(model_dir, before.start, "patch"))
+    requirements_before = _read_or_nothing(file_of(model_dir, before.start, "requirements.txt"))
+    has_same_files = patch_before == patch and requirements_before == requirements.encode()
+    return has_same_files and _what_ran(before) == _what_ran(code)
+
+
+def _read_or_nothing(file: Path) -> bytes:
+    if not file.exists():
+        return b""
+    return file.read_bytes()
 
 
 def _what_ran(code: RunCode) -> RunCode:
@@ -230,17 +244,18 @@ def code_of_folder(folder: Path, run: RunCode) -> RunCode:
     """
     project = project_of(folder.absolute())
     commit = commit_in(project)
-    base = run.commit or ""
-    if run.commit and git(project, "cat-file", "-e", f"{run.commit}^{{commit}}") is None:
-        base = commit or ""
-    changed: list[str] | None = []
+    base = run.commit
+    if base and git(project, "cat-file", "-e", f"{base}^{{commit}}") is None:
+        base = commit
+    problem = ""
+    names = {*run.files}
     if base:
         changed = _changed_since(base, project)
-    problem = ""
-    if changed is None:
-        problem = _UNKNOWN
-    names = {*(changed or ()), *run.files}
-    files = {name: _digest(project / name) for name in sorted(names)}
+        if changed is None:
+            problem = _UNKNOWN
+        else:
+            names.update(changed)
+    files = {name: _digest_of(project / name) for name in sorted(names)}
     packages = packages_in(_requirements())
     place = _below(folder.absolute(), project)
     python = platform.python_version()
@@ -332,13 +347,15 @@ class Patch:
         Args:
           parts: name of a file -> its part of the patch.
         """
-        for name in sorted(parts, key=lambda name: (_IS_CODE.fullmatch(name) is None, name)):
+        code = [name for name in sorted(parts) if _IS_CODE.fullmatch(name)]
+        others = [name for name in sorted(parts) if not _IS_CODE.fullmatch(name)]
+        for name in [*code, *others]:
             part = parts[name]
             why = self._why_not(name, part)
             if why:
                 self.left_out[name] = why
                 continue
-            self.files[name] = _digest(self.project / name)
+            self.files[name] = _digest_of(self.project / name)
             self._parts.append(part)
             self._size += len(part)
 
@@ -364,7 +381,7 @@ class Patch:
         return ""
 
 
-def _patch_of(
+def _build_patch(
     project: Path, base: str | None, named: Collection[Path], began: float, secrets: Collection[str]
 ) -> Patch:
     """Return the patch of a project.
@@ -382,7 +399,8 @@ def _patch_of(
     names = {_below(path, project) for path in named} - {""}
     if base is None:
         own = Path(runner.__file__).parent  # a version of it is installed, or it is a checkout
-        patch.add(_new_files(project, [name for name in names if not (project / name).is_relative_to(own)]))
+        of_user = [name for name in names if not (project / name).is_relative_to(own)]
+        patch.add(_parts_of_new(project, of_user))
         return patch
     changed = _changed_since(base, project)
     if changed is None:
@@ -390,19 +408,19 @@ def _patch_of(
     # Git is not asked for them: it would read all of them.
     large = {name for name in changed if _size_of(project / name) > MAX_BYTES}
     kept = [name for name in changed if name not in large]
-    parts = _parts_of(base, project, kept, large)
+    parts = _parts_of_changed(base, project, kept, large)
     others = names.difference(changed)
-    others -= _listed(project, others, "--cached")
-    new = _listed(project, others, "--others", "--exclude-standard")
+    others -= _list_files(project, others, "--cached")
+    new = _list_files(project, others, "--others", "--exclude-standard")
     patch.leave_out(large, _LARGE)
     patch.leave_out({*kept}.difference(parts), _UNKNOWN)
     patch.leave_out(others - new, IGNORED)
     # Together, so that code comes before other files.
-    patch.add({**parts, **_new_files(project, new)})
+    patch.add({**parts, **_parts_of_new(project, new)})
     return patch
 
 
-def _parts_of(base: str, project: Path, names: Sequence[str], excluded: Iterable[str]) -> dict[str, bytes]:
+def _parts_of_changed(base: str, project: Path, names: Sequence[str], excluded: Iterable[str]) -> dict[str, bytes]:
     """Return name -> its part of git's patch; {} if git gives none, or one of other files.
 
     Args:
@@ -428,8 +446,10 @@ def _parts_of(base: str, project: Path, names: Sequence[str], excluded: Iterable
     parts = re.split(rb"^(?=diff --git )", answer or b"", flags=re.MULTILINE)[1:]
     if len(parts) != len(names):
         return {}
+    part_of = dict(zip(names, parts, strict=True))
+    # Of a file in a merge git writes a line that `git apply` refuses.
     of_merges = re.compile(rb"^\* Unmerged path .*\n", re.MULTILINE)
-    return {name: of_merges.sub(b"", part) for name, part in zip(names, parts, strict=True)}
+    return {name: of_merges.sub(b"", part) for name, part in part_of.items()}
 
 
 _DIFF = ("--no-renames", "--no-relative", "--ignore-submodules=untracked")
@@ -443,7 +463,7 @@ def _changed_since(base: str, project: Path) -> list[str] | None:
     return _names_in(answer)
 
 
-def _listed(project: Path, names: Collection[str], *which: str) -> set[str]:
+def _list_files(project: Path, names: Collection[str], *which: str) -> set[str]:
     """Return those of the files that `git ls-files` lists.
 
     Raises:
@@ -461,20 +481,20 @@ def _names_in(answer: bytes) -> list[str]:
     return [os.fsdecode(name) for name in answer.split(b"\0") if name]
 
 
-def _new_files(project: Path, names: Iterable[str]) -> dict[str, bytes]:
+def _parts_of_new(project: Path, names: Iterable[str]) -> dict[str, bytes]:
     """Return name -> the part of a patch that makes the file, as git writes it."""
     parts = {}
     for name in names:
         path = project / name
         with suppress(OSError), path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-            parts[name] = _new_file(name, data, is_executable=os.access(path, os.X_OK))
+            parts[name] = _part_of_new(name, data, is_executable=os.access(path, os.X_OK))
     return parts
 
 
-def _new_file(name: str, data: bytes, *, is_executable: bool) -> bytes:
-    before = _quoted(f"a/{name}")
-    after = _quoted(f"b/{name}")
+def _part_of_new(name: str, data: bytes, *, is_executable: bool) -> bytes:
+    before = _quote(f"a/{name}")
+    after = _quote(f"b/{name}")
     mode = "100755" if is_executable else "100644"
     head = f"diff --git {before} {after}\nnew file mode {mode}\n"
     if not data:
@@ -482,26 +502,29 @@ def _new_file(name: str, data: bytes, *, is_executable: bool) -> bytes:
         return os.fsencode(f"{head}index 0000000..e69de29\n")
     lines = data.removesuffix(b"\n").split(b"\n")
     # Git ends a name with a space by a tab.
-    end = "\t" if " " in name else ""
-    head += f"--- /dev/null\n+++ {after}{end}\n@@ -0,0 +1,{len(lines)} @@\n"
+    if " " in name:
+        after += "\t"
+    head += f"--- /dev/null\n+++ {after}\n@@ -0,0 +1,{len(lines)} @@\n"
     body = b"".join(b"+" + line + b"\n" for line in lines)
     if not data.endswith(b"\n"):
         body += b"\\ No newline at end of file\n"
     return os.fsencode(head) + body
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """Return a name as git has it in a patch."""
-    is_special = re.search(r'["\\\x00-\x1f]', name) is not None
-    return json.dumps(name, ensure_ascii=False) if is_special else name
+    if re.search(r'["\\\x00-\x1f]', name):
+        return json.dumps(name, ensure_ascii=False)
+    return name
 
 
 def _below(path: Path, project: Path) -> str:
     """Return a path below the top of a project; '' if it is the top, or elsewhere."""
     real = Path(os.path.realpath(path))
     top = Path(os.path.realpath(project))
-    is_below = real != top and real.is_relative_to(top)
-    return real.relative_to(top).as_posix() if is_below else ""
+    if real == top or not real.is_relative_to(top):
+        return ""
+    return real.relative_to(top).as_posix()
 
 
 def _size_of(path: Path) -> int:
@@ -510,7 +533,7 @@ def _size_of(path: Path) -> int:
     return 0
 
 
-def _digest(path: Path) -> str | None:
+def _digest_of(path: Path) -> str | None:
     """Return the digest of what a file holds, of a link where it leads; None if there is no file."""
     with suppress(OSError):
         if path.is_symlink():
@@ -525,7 +548,7 @@ class GitError(RuntimeError):
     """Git is not installed, refuses the repository, or took too long."""
 
 
-def _no_files(project: Path) -> str:
+def _name_of_no_files(project: Path) -> str:
     """Return git's name of no files, from which a repository without a commit differs.
 
     Raises:
@@ -546,13 +569,17 @@ def _requirements() -> str:
     for entry in sys.path:
         # Their folders' names say enough; reading what is in them takes 0.2 s.
         for folder in Path(entry or ".").glob("*.dist-info"):
-            name, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
-            lines.setdefault(_normal(name), _requirement(_normal(name), version, folder))
+            written, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
+            name = _normalize(written)
+            # The first on the path is the one that is imported.
+            lines.setdefault(name, _requirement_of(name, version, folder))
     lines.pop("pip", None)
-    return "\n".join([f"# Python {platform.python_version()}", *(lines[name] for name in sorted(lines)), ""])
+    head = f"# Python {platform.python_version()}"
+    ordered = [lines[name] for name in sorted(lines)]
+    return "\n".join([head, *ordered, ""])
 
 
-def _requirement(name: str, version: str, folder: Path) -> str:
+def _requirement_of(name: str, version: str, folder: Path) -> str:
     """Return the line of a package: of one that was installed from a repository with its commit."""
     line = f"{name}=={version}"
     origin = folder / "direct_url.json"
@@ -572,6 +599,6 @@ def _requirement(name: str, version: str, folder: Path) -> str:
     return f"{name} @ {url}"
 
 
-def _normal(name: str) -> str:
+def _normalize(name: str) -> str:
     """Return the name of a package as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -84,14 +84,18 @@ class FoundRun:
         if known is not None:
             return int(known)
         latest = layout.latest_checkpoint(self.folder)
-        return None if latest is None else layout.step_of(latest)
+        if latest is None:
+            return None
+        return layout.step_of(latest)
 
     @property
     def secs(self) -> float | None:
         """Return how long all starts took, until now if the run is running; None: not known."""
-        if self.state.secs is None and self.state.started is not None and self.status == RUNNING:
+        if self.state.secs is not None or self.state.started is None:
+            return self.state.secs
+        if self.status == RUNNING:
             return time.time() - self.state.started
-        return self.state.secs
+        return None
 
     @cached_property
     def started(self) -> float:
@@ -125,7 +129,9 @@ class FoundRun:
         # Reading all of it takes 20 ms. The runner has written it, with the keys of a group in lines of their own.
         _, _, tracking = self._config_text.partition("\ntracking:\n")
         written = re.search(r"^  experiment: (.*)$", tracking, re.MULTILINE)
-        name = yaml.safe_load(written.group(1)) if written else None
+        if written is None:
+            return "runner"
+        name = yaml.safe_load(written.group(1))
         return str(name or "runner")
 
     @cached_property
@@ -174,7 +180,8 @@ def fetch_run(url: str, key: str, folder: Path) -> FoundRun:
     with reaching(f"{key}{url}"):
         store = Store(url.rstrip("/"), key)
         for name in store.objects():
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in _SMALL_FILES):
+            is_small = any(fnmatch.fnmatchcase(name, pattern) for pattern in _SMALL_FILES)
+            if is_small:
                 file = folder / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(store.fs.cat_file(name))
@@ -187,13 +194,17 @@ def varied_settings(runs: Iterable[FoundRun], without: Sequence[str] = ()) -> li
     Args:
       without: keys that are left out.
     """
-    typed = []
+    overrides_of_runs = []
+    number_of_runs: Counter[str] = Counter()
     for run in runs:
-        typed.append([text for text in run.overrides if text.lstrip("+").partition("=")[0] not in without])
-    numbers: Counter[str] = Counter()
-    for of_run in typed:
-        numbers.update(set(of_run))
+        overrides = [text for text in run.overrides if _key_of(text) not in without]
+        overrides_of_runs.append(overrides)
+        number_of_runs.update(set(overrides))
     varied = []
-    for of_run in typed:
-        varied.append([text for text in of_run if numbers[text] < len(typed)])
+    for overrides in overrides_of_runs:
+        varied.append([text for text in overrides if number_of_runs[text] < len(overrides_of_runs)])
     return varied
+
+
+def _key_of(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]

@@ -33,21 +33,23 @@ class DevicePool:
         Raises:
           ConfigError: a job is to have more GPUs than there are.
         """
+        number = len(names)
+        counted = console.counted(number, "GPU")
         per_job = settings.devices_per_job
         if per_job == "auto":
+            per_job = 0
             # One job at a time has all of them anyway.
-            is_shared = settings.parallel > 1 and bool(names)
-            per_job = len(names) // settings.parallel if is_shared else 0
-            if is_shared and not per_job:
-                number = console.counted(len(names), "GPU")
-                say(
-                    f"sweep.parallel={settings.parallel} jobs share {number}: each sees all of them. Set "
-                    f"sweep.parallel={len(names)} to give each job a GPU of its own."
-                )
-        if per_job > len(names):
+            if settings.parallel > 1 and number:
+                per_job = number // settings.parallel
+                if not per_job:
+                    say(
+                        f"sweep.parallel={settings.parallel} jobs share {counted}: each sees all of them. Set "
+                        f"sweep.parallel={number} to give each job a GPU of its own."
+                    )
+        if per_job > number:
             raise ConfigError(
-                f"sweep.devices_per_job={per_job}, but there are {console.counted(len(names), 'GPU')} "
-                f"({VISIBLE}, or those of this machine). Set sweep.devices_per_job={len(names)} at most."
+                f"sweep.devices_per_job={per_job}, but there are {counted} "
+                f"({VISIBLE}, or those of this machine). Set sweep.devices_per_job={number} at most."
             )
         return cls(names, per_job)
 

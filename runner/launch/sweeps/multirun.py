@@ -35,6 +35,7 @@ from runner.system.standard_streams import LATER_JOB, say
 from runner.system.start_status import START_STATUS
 from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.run_end import how_run_ended
+from runner.tracking.shipping import Shipping
 from runner.tracking.tracker import Point, points_of
 
 SEED = "run.seed"
@@ -121,32 +122,24 @@ class Multirun:
           ConfigError: the sweep is already running, or `sweep.parallel` is used with a launcher or sweeper that does
             not support it.
         """
-        parallel, launcher, sweeper = job.config.sweep.parallel, *map(choices.get, ("hydra/launcher", "hydra/sweeper"))
-        if sweeper == "optuna" and launcher != "basic":  # the sweeper passes sweep.parallel jobs to it at once
-            parallel = 1
-        if parallel > 1 and not (launcher == "basic" and sweeper in ("basic", "optuna")):
-            raise ConfigError(
-                f"sweep.parallel={parallel} works with Hydra's basic launcher and the sweepers basic and optuna. "
-                "Other launchers have their own setting, such as hydra.launcher.n_jobs."
-            )
-        seeds = job.config.sweep.seeds
-        if seeds and sweeper != "optuna":
-            raise NotAllowed(
-                f"sweep.seeds={as_typed(seeds)} is for hydra/sweeper=optuna. Instead, write "
-                f"run.seed={as_typed(seeds)[1:-1]}: the jobs that differ only in it are ranked by their mean."
-            )
+        launcher = choices.get("hydra/launcher")
+        sweeper = choices.get("hydra/sweeper")
+        parallel = _jobs_at_a_time(job.config, launcher, sweeper)
+        _check_seeds(job.config, sweeper)
         sweep = self.open(directory, job.config)
         if not self.command.is_copy:  # otherwise this process runs a single job
-            self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
+            if self._starter is None:
+                self._starter = build_starter(job.config, 1, is_sweep=True)
             if self._devices is None:
                 self._devices = DevicePool.of_sweep(job.config.sweep, visible_gpus(self.command.env))
         if parallel == 1:
-            self._take_turn(sweep, job, "")
+            self._run_job(sweep, job, "")
             result = sweep.result_in(job.folder.name)
-            return result.value if result is not None else None
+            return None if result is None else result.value
         START_STATUS.stop()  # each job prints its own lines
-        self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
-        self.begun[job.number] = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(parallel, "job")
+        self.begun[job.number] = self._pool.submit(self._run_job, sweep, job, f"[{job.name}] ")
         return None
 
     def list_job(self, number: int, name: str, folder: Path) -> None:
@@ -155,7 +148,9 @@ class Multirun:
         print(f"{self._title(number, name)} ({status}, {url_or_path(folder)})", flush=True)
 
     def _title(self, number: int, name: str) -> str:
-        return f"job {number + 1}{f'/{self.total}' if self.total else ''}: {name}"
+        if self.total:
+            return f"job {number + 1}/{self.total}: {name}"
+        return f"job {number + 1}: {name}"
 
     def refuse(self, job: RefusedJob) -> None:
         """Record a job that is not run, because its config is wrong."""
@@ -197,7 +192,9 @@ class Multirun:
 
     def _open_of_others(self, directory: Path) -> Sweep | None:
         """Return a sweep whose jobs ran in other processes, so that this process can close it; None if no job ran."""
-        configs = [] if self._refused else sorted(directory.glob("*/config.yaml"))
+        if self._refused:
+            return None
+        configs = sorted(directory.glob("*/config.yaml"))
         if not configs:
             return None
         sweep = self.open(directory, parsing.load(configs[0]))
@@ -205,8 +202,14 @@ class Multirun:
             self.command.note(CODES.get(result.status, FAILED))
         return sweep
 
-    def _take_turn(self, sweep: Sweep, job: SweepJob, prefix: str) -> None:
-        command, judge = self.command, self.judges.pop(job.number, None)
+    def _run_job(self, sweep: Sweep, job: SweepJob, prefix: str) -> None:
+        """Run a job whose turn has come, unless it has finished or is not to start any more, and add its result.
+
+        Args:
+          prefix: as in `Member`.
+        """
+        command = self.command
+        judge = self.judges.pop(job.number, None)
         if command.stops.came:
             return
         title = self._title(job.number, job.name)
@@ -219,13 +222,25 @@ class Multirun:
             sweep.add(sweep.left_out(job.not_started))
             return
         say(title)
-        shipping = None if command.is_copy else sweep.shipping
+        shipping: Shipping | None = sweep.shipping
+        stops: StopRequests | None = command.stops
+        if command.is_copy:
+            # The job has this process for itself: it ships its journals, and handles the signals.
+            shipping = None
+            stops = None
+        elif judge is not None:
+            stops = JudgedJob(command.stops, job, judge)
         member = supervisor.Member(
-            job.name, sweep.directory, prefix, self._starter, shipping, job.settings, job.settings_id
+            name=job.name,
+            parent=sweep.directory,
+            prefix=prefix,
+            starter=self._starter,
+            shipping=shipping,
+            settings=job.settings,
+            settings_id=job.settings_id,
         )
         env = self._env_of_next
         self._env_of_next = {**command.env, LATER_JOB: "1"}
-        stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
         try:
             with self._devices_for(job).lent() as variables:
                 of_job = {**env, **variables}
@@ -235,26 +250,58 @@ class Multirun:
         except ConfigError as error:
             code = USER_ERROR
             result = sweep.result_of(job.not_started, command.say(error))
-        if isinstance(stops, JudgedJob) and stops.pruned_by and result.status == "interrupted" and not stops.came:
+        if isinstance(stops, JudgedJob) and stops.pruned_by is not None:
             point = stops.pruned_by
-            say(f"{prefix}pruned: {point.name} was {console.format_number(point.value)} at step {point.step}")
-            result.status, code = "pruned", FINISHED
+            # It may have finished before it was stopped, or the command's own signal may have stopped it.
+            was_pruned = result.status == "interrupted" and not stops.came
+            if was_pruned:
+                say(f"{prefix}pruned: {point.name} was {console.format_number(point.value)} at step {point.step}")
+                result.status = "pruned"
+                code = FINISHED
         command.note(code)
         sweep.add(result)
 
     def _devices_for(self, job: SweepJob) -> DevicePool:
         """Return the GPUs from which a job gets its own."""
+        if self._devices is None:
+            return DevicePool()
         strategy = job.config.strategy
         chooses_itself = strategy.devices is not None or strategy.num_gpus is not None
         is_automatic = job.config.sweep.devices_per_job == "auto"
-        if self._devices is None:
-            return DevicePool()
         if chooses_itself and is_automatic and self._devices.is_divided:
             if not self._has_said_hands_off:
                 say("Jobs that set strategy.devices or strategy.num_gpus see all GPUs (sweep.devices_per_job=auto).")
             self._has_said_hands_off = True
             return DevicePool()
         return self._devices
+
+
+def _jobs_at_a_time(config: Config, launcher: str | None, sweeper: str | None) -> int:
+    """Return how many jobs of a sweep this process runs at a time.
+
+    Raises:
+      ConfigError: `sweep.parallel` is used with a launcher or sweeper that does not support it.
+    """
+    parallel = config.sweep.parallel
+    if sweeper == "optuna" and launcher != "basic":  # the sweeper passes sweep.parallel jobs to it at once
+        return 1
+    can_be_parallel = launcher == "basic" and sweeper in ("basic", "optuna")
+    if parallel > 1 and not can_be_parallel:
+        raise ConfigError(
+            f"sweep.parallel={parallel} works with Hydra's basic launcher and the sweepers basic and optuna. "
+            "Other launchers have their own setting, such as hydra.launcher.n_jobs."
+        )
+    return parallel
+
+
+def _check_seeds(config: Config, sweeper: str | None) -> None:
+    """Raise NotAllowed if `sweep.seeds` is used with another sweeper than Optuna's."""
+    if config.sweep.seeds and sweeper != "optuna":
+        seeds = as_typed(config.sweep.seeds)
+        raise NotAllowed(
+            f"sweep.seeds={seeds} is for hydra/sweeper=optuna. Instead, write "
+            f"run.seed={seeds[1:-1]}: the jobs that differ only in it are ranked by their mean."
+        )
 
 
 class JudgedJob(StopRequests):
@@ -270,8 +317,10 @@ class JudgedJob(StopRequests):
         super().__init__()
         self.came = command.came
         self.pruned_by: Point | None = None
-        self._command, self._judge = command, judge
-        self._folder, self._metric = job.folder, job.config.sweep.metric
+        self._command = command
+        self._judge = judge
+        self._folder = job.folder
+        self._metric = job.config.sweep.metric
         self._offsets: dict[Path, int] = {}
 
     @property
@@ -304,11 +353,16 @@ class JudgedJob(StopRequests):
         """Yield the results of evaluations since the last call."""
         for path in journals_in(self._folder):
             lines, self._offsets[path] = read_journal(path, self._offsets.get(path, 0))
-            for point in (point for line in lines for point in points_of(line)):
-                if self._metric is None and is_of_evaluation(point.name) and point.name.endswith("/loss"):
-                    self._metric = point.name
-                if point.name == self._metric:
-                    yield point
+            for line in lines:
+                for point in points_of(line):
+                    if self._metric is None and _is_loss_of_evaluation(point.name):
+                        self._metric = point.name
+                    if point.name == self._metric:
+                        yield point
+
+
+def _is_loss_of_evaluation(metric: str) -> bool:
+    return is_of_evaluation(metric) and metric.endswith("/loss")
 
 
 def name_of_job(
@@ -339,20 +393,23 @@ def _values_of_job(
     argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str], listed: SecretList
 ) -> dict[str, str]:
     """Return key -> `learning_rate=0.1` of each key that varies; of all keys of the job if none does."""
-    varying = _varying(tuple(argv), frozenset(swept))
+    varying = _varying_keys(tuple(argv), frozenset(swept))
     last_words = [key.rpartition(".")[2] for key in varying]
     values = {}
     for text in overrides:
         key, _, value = masked_override(text, listed).lstrip("+").partition("=")
         if not varying or key in varying:
-            last = key.rpartition(".")[2]
-            values[key] = f"{last if last_words.count(last) <= 1 else key}={value}"
+            shown = key.rpartition(".")[2]
+            if last_words.count(shown) > 1:
+                shown = key
+            values[key] = f"{shown}={value}"
     return values
 
 
 @functools.lru_cache(maxsize=1)  # all jobs of a sweep ask the same, and a command line may be long
-def _varying(argv: tuple[str, ...], swept: frozenset[str]) -> frozenset[str]:
+def _varying_keys(argv: tuple[str, ...], swept: frozenset[str]) -> frozenset[str]:
     """Return the keys that vary between the jobs of a sweep; arguments as of `name_of_job`."""
     typed = [text for text in argv if "=" in text and not text.startswith("-")]
     parsed: list[Any] = OverridesParser.create().parse_overrides(typed)
-    return swept.union(override.key_or_group for override in parsed if override.is_sweep_override())
+    keys = [override.key_or_group for override in parsed if override.is_sweep_override()]
+    return swept.union(keys)

@@ -79,12 +79,20 @@ class _Group:
 
     @property
     def may_start_a_job(self) -> bool:
+        if not self.seeds:
+            return False
         is_first = not self.running
-        return bool(self.seeds) and (is_first or self.has_first)
+        return is_first or self.has_first
 
     @property
     def is_over(self) -> bool:
         return not self.seeds and not self.running
+
+
+_JobToStart = tuple[_Group, int | None]
+"""The jobs of its trial, and its seed."""
+_RunningJobs = dict[Future[None], tuple[_Group, str]]
+"""Future that completes when a job has ended -> the jobs of its trial, and the name of its folder."""
 
 
 class OptunaSweeper(Sweeper):
@@ -100,7 +108,8 @@ class OptunaSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Store what Hydra has composed, and build the launcher."""
-        self._context, self._hydra = hydra_context, config.hydra
+        self._context = hydra_context
+        self._hydra = config.hydra
         self._master = config
         self.launcher: Any = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
         self._is_basic = config.hydra.runtime.choices["hydra/launcher"] == "basic"
@@ -115,9 +124,16 @@ class OptunaSweeper(Sweeper):
         settings = self._hydra.sweeper
         params = [f"{key}={value}" for key, value in settings.params.items()]
         parser = OverridesParser.create(config_loader=self._context.config_loader)
-        overrides = {each.get_key_element(): each for each in parser.parse_overrides([*params, *arguments])}
-        self._fixed = [str(each.input_line) for each in overrides.values() if not each.is_sweep_override()]
-        space = {key: _distribution(each) for key, each in overrides.items() if each.is_sweep_override()}
+        parsed = parser.parse_overrides([*params, *arguments])
+        # Of a key that is given twice the last counts: the command line, if the config has it, too.
+        overrides = {override.get_key_element(): override for override in parsed}
+        self._fixed = []
+        space = {}
+        for key, override in overrides.items():
+            if override.is_sweep_override():
+                space[key] = _build_distribution(override)
+            else:
+                self._fixed.append(str(override.input_line))
         if not space:
             raise ConfigError(
                 "hydra/sweeper=optuna: no key varies. Give a key values to choose from: "
@@ -125,43 +141,51 @@ class OptunaSweeper(Sweeper):
             )
         config, directory = self._config_of_all()
         _check_seeds(config.sweep.seeds, overrides)
-        seeds = config.sweep.seeds
-        self._seeds: list[int | None] = [None] if seeds is None else [*seeds]
+        self._seeds: list[int | None] = [None]
+        if config.sweep.seeds is not None:
+            self._seeds = [*config.sweep.seeds]
         if config.command == "dry_run":
-            for key, each in space.items():
-                print(f"{key}: {_described(each)}")
-            with_seeds = f", each with run.seed={as_typed(config.sweep.seeds)}" if config.sweep.seeds else ""
-            print(f"{settings.n_trials} trials{with_seeds} in {console.relative(directory)}", flush=True)
+            self._print_plan(space, config, directory)
             self._multirun.only_lists = True
             return
+        metric = config.sweep.metric or "eval/loss"
         directory.mkdir(parents=True, exist_ok=True)
         with alone_in(directory, "sweep.dir"):  # before the sweep is opened, so that a wrong setting does not change it
             self._sampler_seed = config.run.seed if settings.seed is None else settings.seed
-            study = _open_study(settings, directory, mode_of(config.sweep.metric or "eval/loss", config.sweep.mode))
+            study = _open_study(settings, directory, mode_of(metric, config.sweep.mode))
             self._set_sampler(study)
             study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, None)
             _note_version(study, optuna.__version__, settings)
         write_privately(directory / "multirun.yaml", self._master)
         sweep = self._multirun.open(directory, config)
-        remaining = self._take_up(study, sweep, settings.n_trials)
+        remaining = self._resume(study, sweep, settings.n_trials)
         self._multirun.total = settings.n_trials * len(self._seeds)
         try:
             self._run(study, sweep, space, remaining, config.sweep.parallel)
         finally:
             optuna.logging.set_verbosity(optuna.logging.ERROR)
-            _draw(study, config.sweep.metric or "eval/loss", directory)
+            _draw(study, metric, directory)
+
+    def _print_plan(self, space: Mapping[str, BaseDistribution], config: Config, directory: Path) -> None:
+        """Print which values a sweep would try, and how many of them."""
+        for key, distribution in space.items():
+            print(f"{key}: {_describe(distribution)}")
+        with_seeds = ""
+        if config.sweep.seeds:
+            with_seeds = f", each with run.seed={as_typed(config.sweep.seeds)}"
+        n_trials = self._hydra.sweeper.n_trials
+        print(f"{n_trials} trials{with_seeds} in {console.relative(directory)}", flush=True)
 
     def _config_of_all(self) -> tuple[Config, Path]:
         """Compose the part of the config that all jobs share, and return it with the sweep's folder."""
         # This must come first: values resolved from here on are cached for all jobs.
         directory = Path(str(self._hydra.sweep.dir)).absolute()
         composed = self._context.config_loader.load_sweep_config(self._master, self._fixed)
-        tree: Any = OmegaConf.to_container(
-            OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"]), resolve=True
-        )
+        keys = [str(key) for key in composed if key != "hydra"]
+        tree: Any = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
         return parsing.parse(tree), directory
 
-    def _take_up(self, study: Study, sweep: Sweep, n_trials: int) -> int:
+    def _resume(self, study: Study, sweep: Sweep, n_trials: int) -> int:
         """Add the jobs of earlier starts to the sweep, and queue the trials that were interrupted or failed, or whose
         jobs lack one of the seeds of this start.
 
@@ -174,6 +198,7 @@ class OptunaSweeper(Sweeper):
             study.tell(trial.number, state=TrialState.FAIL)  # its process was killed
         trials = study.get_trials(deepcopy=False)
         done = [trial for trial in trials if self._is_done(trial)]
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
         folders = set()
         for trial in done:
             for job in _jobs_of(trial):
@@ -181,9 +206,9 @@ class OptunaSweeper(Sweeper):
                 folders.add(job.folder)
         self._next_job = len(folders)
         tried: list[Any] = [trial.params for trial in done]
-        tried += [trial.user_attrs.get("again") for trial in trials if trial.state == TrialState.WAITING]
+        tried += [trial.user_attrs.get("again") for trial in waiting]
         remaining = max(n_trials - len(done), 0)
-        room = remaining - sum(trial.state == TrialState.WAITING for trial in trials)
+        room = remaining - len(waiting)
         for trial in trials:
             has_ended = trial.state.is_finished() and bool(trial.params)
             if has_ended and trial.params not in tried and room > 0:
@@ -207,39 +232,55 @@ class OptunaSweeper(Sweeper):
     def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], due: int, parallel: int) -> None:
         """Ask for values, run the jobs with them and report their result to the study, `parallel` jobs at a time."""
         groups: list[_Group] = []
-        running: dict[Future[None], tuple[_Group, str]] = {}
+        running: _RunningJobs = {}
         while due or groups:
-            is_stopped = self._multirun.command.stops.came or self._multirun.command.error is not None
-            if is_stopped or sweep.has_failed_too_often:
+            if self._is_to_end(sweep):
                 due = 0
                 for group in groups:
                     group.seeds.clear()
-            jobs: list[tuple[_Group, int | None]] = []
-            while len(running) + len(jobs) < parallel:
-                startable = [group for group in groups if group.may_start_a_job]
-                if startable:
-                    jobs.append((startable[0], startable[0].seeds.pop(0)))
-                    startable[0].running += 1
+            # The basic launcher takes one job at a time, so that the next may follow from how that one ends.
+            most = 1 if self._is_basic else parallel
+            jobs: list[_JobToStart] = []
+            while len(jobs) < most and len(running) + len(jobs) < parallel:
+                startable = next((group for group in groups if group.may_start_a_job), None)
+                if startable is not None:
+                    jobs.append((startable, startable.seeds.pop(0)))
+                    startable.running += 1
                 elif due:
                     due -= 1
                     self._ask(study, space, sweep.directory, groups)
                 else:
                     break
-                if jobs and self._is_basic:  # which takes one job at a time
-                    break
-            for (group, _), (future, folder) in zip(jobs, self._launch(jobs), strict=True):
-                group.folders.append(folder)
-                if future is None:
-                    self._end_job(sweep, group, folder)
-                else:
-                    running[future] = group, folder
-            may_fill = bool(jobs) and len(running) < parallel
-            if running and not may_fill:
+            self._start_jobs(sweep, jobs, running)
+            may_start_more = bool(jobs) and len(running) < parallel
+            if running and not may_start_more:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    self._end_job(sweep, *running.pop(future))
-            for group in [group for group in groups if group.is_over]:
-                groups.remove(group)
-                self._tell(study, sweep, group)
+                    group, folder = running.pop(future)
+                    self._end_job(sweep, group, folder)
+            self._tell_of_ended(study, sweep, groups)
+
+    def _start_jobs(self, sweep: Sweep, jobs: Sequence[_JobToStart], running: _RunningJobs) -> None:
+        """Start jobs, and add those to `running` that have not ended when this returns."""
+        launched = self._launch(jobs)
+        for (group, _), (future, folder) in zip(jobs, launched, strict=True):
+            group.folders.append(folder)
+            if future is None:
+                self._end_job(sweep, group, folder)
+            else:
+                running[future] = group, folder
+
+    def _is_to_end(self, sweep: Sweep) -> bool:
+        """Report whether no further job is started."""
+        command = self._multirun.command
+        is_stopped = bool(command.stops.came) or command.error is not None
+        return is_stopped or sweep.has_failed_too_often
+
+    def _tell_of_ended(self, study: Study, sweep: Sweep, groups: list[_Group]) -> None:
+        """Report the results of the trials whose jobs have ended, and remove them from `groups`."""
+        ended = [group for group in groups if group.is_over]
+        for group in ended:
+            groups.remove(group)
+            self._tell(study, sweep, group)
 
     def _ask(self, study: Study, space: Mapping[str, BaseDistribution], directory: Path, groups: list[_Group]) -> None:
         """Ask the study for the values of a trial, and add its jobs to `groups`, unless equal ones are there or have
@@ -268,8 +309,10 @@ class OptunaSweeper(Sweeper):
         was killed goes on with the values of an undisturbed one. Trials that run again do not count.
         """
         settings = self._hydra.sweeper
-        number = sum("again" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
-        seed = None if self._sampler_seed is None else self._sampler_seed + number
+        seed = None
+        if self._sampler_seed is not None:
+            new = [trial for trial in study.get_trials(deepcopy=False) if "again" not in trial.user_attrs]
+            seed = self._sampler_seed + len(new)
         study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, seed)
 
     def _is_known(self, study: Study, trial: Trial) -> bool:
@@ -282,14 +325,15 @@ class OptunaSweeper(Sweeper):
 
         for earlier in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
             if earlier.params == trial.params and self._is_done(earlier):
-                values = earlier.values if earlier.state == TrialState.COMPLETE else None
                 # Those of the earlier one say with which seeds the result was made.
                 trial.set_user_attr("jobs", [asdict(job) for job in _jobs_of(earlier)])
+                # Optuna refuses the value of a trial that was pruned.
+                values = earlier.values if earlier.state == TrialState.COMPLETE else None
                 study.tell(trial, values, state=earlier.state)
                 return True
         return False
 
-    def _launch(self, jobs: Sequence[tuple[_Group, int | None]]) -> list[tuple[Future[None] | None, str]]:
+    def _launch(self, jobs: Sequence[_JobToStart]) -> list[tuple[Future[None] | None, str]]:
         """Run jobs, and return of each the future that completes when it has ended, or None if it has ended, and the
         name of its folder.
         """
@@ -300,10 +344,11 @@ class OptunaSweeper(Sweeper):
         overrides = []
         for group, seed in jobs:
             params = [f"{key}={value}" for key, value in group.trials[0].params.items()]
-            of_seed = [] if seed is None else [f"{SEED}={seed}"]
-            overrides.append([*self._fixed, *params, *of_seed])
+            if seed is not None:
+                params.append(f"{SEED}={seed}")
+            overrides.append([*self._fixed, *params])
         if self._is_basic:
-            (group, _) = jobs[0]
+            group = jobs[0][0]
             if not group.folders:
                 self._multirun.judges[first] = _Judge(group.trials[0])
         launched = []
@@ -341,8 +386,10 @@ class OptunaSweeper(Sweeper):
                 trial.set_user_attr("jobs", [asdict(job) for job in jobs])
             if len(values) == len(self._seeds):
                 study.tell(trial, fmean(values))
+            elif is_pruned:
+                study.tell(trial, state=TrialState.PRUNED)
             else:
-                study.tell(trial, state=TrialState.PRUNED if is_pruned else TrialState.FAIL)
+                study.tell(trial, state=TrialState.FAIL)
 
 
 def _jobs_of(trial: FrozenTrial) -> list[JobResult]:
@@ -419,7 +466,9 @@ def _open_study(settings: DictConfig, directory: Path, mode: str) -> Study:
             storage=storage, study_name=directory.name, direction=direction, load_if_exists=True
         )
     except Exception as error:
-        where = f"hydra.sweeper.storage={settings.storage}" if settings.storage else str(directory / STUDY_FILE)
+        where = str(directory / STUDY_FILE)
+        if settings.storage:
+            where = f"hydra.sweeper.storage={settings.storage}"
         raise ConfigError(f"{mask_text(where, ())}: cannot open the study: {describe(error)}") from error
     if study.direction.name.lower() != direction:
         raise ConfigError(
@@ -431,17 +480,20 @@ def _open_study(settings: DictConfig, directory: Path, mode: str) -> Study:
 
 def _note_version(study: Study, version: str, settings: DictConfig) -> None:
     """Note in the study which Optuna suggests from here on, and say if another one has done so until here."""
-    before = study.user_attrs.get(
-        "optuna", "an unknown version, 4 or 5" if study.get_trials(deepcopy=False) else version
-    )
+    before = study.user_attrs.get("optuna")
+    if before is None:
+        # Before a study notes its version it has no trials, unless an earlier version of the runner made it.
+        before = "an unknown version, 4 or 5" if study.get_trials(deepcopy=False) else version
     study.set_user_attr("optuna", version)
     if before.partition(".")[0] == version.partition(".")[0]:
         return
     # The defaults of TPESampler that Optuna 5 changed.
-    old = ("multivariate", "constant_liar")
-    is_other = settings.sampler == "tpe" and not settings.sampler_params.keys() >= {*old}
-    as_before = " ".join(f"+hydra.sweeper.sampler_params.{key}=false" for key in old)
-    hint = f" tpe has other defaults in Optuna 5; for those of Optuna 4: {as_before}" if is_other else ""
+    changed = ("multivariate", "constant_liar")
+    are_set = settings.sampler_params.keys() >= {*changed}
+    hint = ""
+    if settings.sampler == "tpe" and not are_set:
+        as_before = " ".join(f"+hydra.sweeper.sampler_params.{key}=false" for key in changed)
+        hint = f" tpe has other defaults in Optuna 5; for those of Optuna 4: {as_before}"
     say(f"The study goes on with Optuna {version}; its earlier trials were suggested by {before}.{hint}")
 
 
@@ -468,18 +520,23 @@ def _build(kind: str, name: str, known: Mapping[str, str], params: Mapping[str, 
     module, _, last = name.rpartition(".")
     if not module and name not in known:
         raise ConfigError(f"{key}: unknown.{did_you_mean(name, known)} Available: {', '.join(known)}.")
+    if not module:
+        module = f"optuna.{kind}s"
+        last = known[name]
     try:
-        factory = getattr(importlib.import_module(module or f"optuna.{kind}s"), last if module else known[name])
+        factory = getattr(importlib.import_module(module), last)
         arguments = dict(params)
         if "seed" in inspect.signature(factory).parameters and seed is not None:
             arguments.setdefault("seed", seed)
         return factory(**arguments)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        shown = f" with hydra.sweeper.{kind}_params={dict(params)}" if params else ""
-        raise ConfigError(f"{key}{shown}: {describe(error)}") from error
+        with_params = ""
+        if params:
+            with_params = f" with hydra.sweeper.{kind}_params={dict(params)}"
+        raise ConfigError(f"{key}{with_params}: {describe(error)}") from error
 
 
-def _distribution(override: Override) -> BaseDistribution:
+def _build_distribution(override: Override) -> BaseDistribution:
     """Return the values among which an override lets a key vary.
 
     `interval(a, b)` is continuous, `int(interval(a, b))` integer. `range(a, b, step)` ends before b, as in a sweep
@@ -492,26 +549,39 @@ def _distribution(override: Override) -> BaseDistribution:
     try:
         if override.is_interval_sweep():
             is_whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
-            return (IntDistribution if is_whole else FloatDistribution)(sweep.start, sweep.end, log=is_log)
+            if is_whole:
+                return IntDistribution(sweep.start, sweep.end, log=is_log)
+            return FloatDistribution(sweep.start, sweep.end, log=is_log)
         values = list(override.sweep_string_iterator())
-        if override.is_range_sweep() and len(values) > 1:
-            numbers = sorted(map(float, values))
-            if all(value.is_integer() for value in numbers) and isinstance(sweep.step, int):
-                step = 1 if is_log else abs(sweep.step)
-                return IntDistribution(int(numbers[0]), int(numbers[-1]), log=is_log, step=step)
-            return FloatDistribution(numbers[0], numbers[-1], log=is_log, step=None if is_log else abs(sweep.step))
-        return CategoricalDistribution(values)
+        is_range = override.is_range_sweep() and len(values) > 1
+        if not is_range:
+            return CategoricalDistribution(values)
+        numbers = sorted(float(value) for value in values)
+        low = numbers[0]
+        high = numbers[-1]
+        # On a logarithmic scale Optuna accepts no step: 1 and None mean that there is none.
+        is_whole = all(number.is_integer() for number in numbers) and isinstance(sweep.step, int)
+        if is_whole:
+            whole_step = 1 if is_log else abs(sweep.step)
+            return IntDistribution(int(low), int(high), log=is_log, step=whole_step)
+        step = None if is_log else abs(sweep.step)
+        return FloatDistribution(low, high, log=is_log, step=step)
     except ValueError as error:
         raise ConfigError(f"{override.input_line}: {error}") from error
 
 
-def _described(distribution: BaseDistribution) -> str:
+def _describe(distribution: BaseDistribution) -> str:
+    """Return the values that a key may have, as a dry run shows them."""
     choices = getattr(distribution, "choices", None)
     if choices is not None:
-        return ", ".join(map(str, choices))
+        return ", ".join(str(choice) for choice in choices)
     bounds: Any = distribution
-    step = f", step {bounds.step}" if bounds.step not in (None, 1) else ""
-    return f"{bounds.low} to {bounds.high}{step}{', by orders of magnitude' if bounds.log else ''}"
+    text = f"{bounds.low} to {bounds.high}"
+    if bounds.step not in (None, 1):
+        text += f", step {bounds.step}"
+    if bounds.log:
+        text += ", by orders of magnitude"
+    return text
 
 
 def _draw(study: Study, metric: str, directory: Path) -> None:

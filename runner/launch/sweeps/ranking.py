@@ -56,7 +56,9 @@ class JobResult:
             key = part.partition("=")[0]
             if any(end.endswith(f".{key}") for end in ends):
                 unread.append(key)
-        return f"{name} (not read: {', '.join(unread)})" if unread else name
+        if not unread:
+            return name
+        return f"{name} (not read: {', '.join(unread)})"
 
 
 class Ranking:
@@ -95,13 +97,17 @@ class Ranking:
     def _place(self, value: float | None, jobs: Sequence[JobResult]) -> tuple[bool, bool, float]:
         sign = 1 if self.mode == "min" else -1
         is_pruned = any(job.status == "pruned" for job in jobs)
-        return value is None, is_pruned, sign * (value or 0.0)
+        if value is None:
+            return True, is_pruned, 0.0
+        return False, is_pruned, sign * value
 
     @property
     def best(self) -> Repeats[JobResult] | None:
         """Return the best group; None if no job has the metric."""
-        is_there = bool(self.groups) and bool(self.groups[0].spread.values)
-        return self.groups[0] if is_there else None
+        if not self.groups:
+            return None
+        first = self.groups[0]
+        return first if first.spread.values else None
 
     def best_job(self, group: Repeats[JobResult]) -> JobResult:
         """Return the job of a group with the best seed."""
@@ -137,8 +143,10 @@ class Ranking:
                 step = console.format_number(best.global_step)
             name = self.name_of(group)
             count = self._if_repeated(group.count)
+            status = _status_of(group)
+            value = str(group.spread)
             folder = f"{where}/{best.folder}"
-            rows.append([str(rank), name, *count, _status_of(group), str(group.spread), step, folder])
+            rows.append([str(rank), name, *count, status, value, step, folder])
         return headers, rows
 
     def as_markdown(self) -> str:
@@ -146,42 +154,48 @@ class Ranking:
         rows = [["job", *self._if_repeated("n"), self.metric, "status"]]
         rows.append(["---", *self._if_repeated("---:"), "---:", "---"])
         for group in self.groups[:MAX_DESCRIBED]:
-            rows.append([self.name_of(group), *self._if_repeated(group.count), str(group.spread), _status_of(group)])
+            count = self._if_repeated(group.count)
+            value = str(group.spread)
+            rows.append([self.name_of(group), *count, value, _status_of(group)])
         lines = [f"{DESCRIPTION_BEGINS} {self.metric} ({self.mode})", ""]
         for row in rows:
             cells = [text.replace("|", "\\|") for text in row]
             lines.append(f"| {' | '.join(cells)} |")
-        if len(self.groups) > MAX_DESCRIBED:
-            lines += ["", f"{len(self.groups) - MAX_DESCRIBED} more are in sweep.json."]
+        num_others = len(self.groups) - MAX_DESCRIBED
+        if num_others > 0:
+            lines += ["", f"{num_others} more are in sweep.json."]
         return "\n".join(lines)
 
     def lines(self) -> tuple[list[tuple[str, float | None, float | None]], str]:
         """Return the lines of the picture of the jobs, and the title of the metric's axis, for `draw_jobs`."""
         lines = []
         for group in self.groups:
-            name = group.runs[0].settings if self.has_repeats else group.runs[0].name
+            first = group.runs[0]
+            name = first.settings if self.has_repeats else first.name
             lines.append((name, group.spread.mean, group.spread.deviation))
         if not self.has_repeats:
             return lines, self.metric
         numbers = {len(group.spread.values) for group in self.groups if group.spread.values}
-        return lines, f"{self.metric}\nmean ± sd, n = {' or '.join(map(str, sorted(numbers)))}"
+        shown = " or ".join(str(number) for number in sorted(numbers))
+        return lines, f"{self.metric}\nmean ± sd, n = {shown}"
 
     def settings_as_records(self) -> list[dict[str, Any]]:
         """Return the groups as sweep.json has them."""
-        records = []
-        for group in self.groups:
-            records.append(
-                {
-                    "settings": group.runs[0].settings,
-                    "mean": group.spread.mean,
-                    "sd": group.spread.deviation,
-                    "n": len(group.spread.values),
-                    "seeds": [job.seed for job in group.runs],
-                    "folders": [job.folder for job in group.runs],
-                    "best_folder": self.best_job(group).folder,
-                }
-            )
-        return records
+        return [self._record_of(group) for group in self.groups]
+
+    def _record_of(self, group: Repeats[JobResult]) -> dict[str, Any]:
+        spread = group.spread
+        seeds = [job.seed for job in group.runs]
+        folders = [job.folder for job in group.runs]
+        return {
+            "settings": group.runs[0].settings,
+            "mean": spread.mean,
+            "sd": spread.deviation,
+            "n": len(spread.values),
+            "seeds": seeds,
+            "folders": folders,
+            "best_folder": self.best_job(group).folder,
+        }
 
     def _if_repeated(self, cell: str) -> list[str]:
         """Return the cell of the column that is there only if jobs repeat each other."""
@@ -202,7 +216,11 @@ def rounded(settings: str) -> str:
 
     All digits are in the params of the job's run.
     """
-    return re.sub(r"(?<==)-?\d*\.\d{6,}(e[+-]?\d+)?(?=, |$)", lambda found: f"{float(found[0]):.4g}", settings)
+    return _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.4g}", settings)
+
+
+_LONG_NUMBER = re.compile(r"(?<==)-?\d*\.\d{6,}(e[+-]?\d+)?(?=, |$)")
+"""The whole value of a key, with six digits after its point or more."""
 
 
 def _status_of(group: Repeats[JobResult]) -> str:

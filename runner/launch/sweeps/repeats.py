@@ -41,12 +41,16 @@ class Spread:
     @property
     def mean(self) -> float | None:
         """Return the mean, which does not depend on the order of the runs; None if no run has a value."""
-        return statistics.fmean(self.values) if self.values else None
+        if not self.values:
+            return None
+        return statistics.fmean(self.values)
 
     @property
     def deviation(self) -> float | None:
         """Return the standard deviation of a sample (n - 1); None of fewer than two values."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        if len(self.values) < 2:
+            return None
+        return statistics.stdev(self.values)
 
     def __str__(self) -> str:
         """Return `0.71 ± 0.02`; `0.71` of one value and `-` of none."""
@@ -76,8 +80,11 @@ class Repeats(Generic[RunT]):
     @property
     def count(self) -> str:
         """Return the number of runs with a value: `3`, or `2 of 3` if others lack one."""
-        number, total = len(self.with_value), len(self.runs)
-        return str(total) if number == total else f"{number} of {total}"
+        number = len(self.with_value)
+        total = len(self.runs)
+        if number == total:
+            return str(total)
+        return f"{number} of {total}"
 
     def best(self, mode: str) -> RunT:
         """Return the run with the best value; the first if none has a value.
@@ -98,7 +105,9 @@ def group_repeats(runs: Iterable[RunT]) -> list[Repeats[RunT]]:
     groups: list[Repeats[RunT]] = []
     of_settings: dict[str, list[Repeats[RunT]]] = {}
     for run in runs:
-        begun = [] if run.settings_id is None else of_settings.setdefault(run.settings_id, [])
+        begun: list[Repeats[RunT]] = []
+        if run.settings_id is not None:
+            begun = of_settings.setdefault(run.settings_id, [])
         for group in begun:
             if all(other.seed != run.seed for other in group.runs):
                 group.runs.append(run)

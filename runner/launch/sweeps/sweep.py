@@ -11,10 +11,11 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -75,7 +76,8 @@ class Sweep:
         self._held = ExitStack()
         # Guards sweep.json and the journal; a FileLock counts for each thread of its own.
         self._lock = FileLock(directory / ".sweep.lock")
-        self._start, self._is_copy = command.start, command.is_copy
+        self._start = command.start
+        self._is_copy = command.is_copy
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
         self._read = 0  # number of bytes of the journal that have been read
         self._later: threading.Timer | None = None
@@ -112,12 +114,17 @@ class Sweep:
     def has_failed_too_often(self) -> bool:
         """Report whether `sweep.max_failed` jobs of this start have failed, so that no further one is started."""
         limit = self._settings.max_failed
-        return limit is not None and sum(job.status == "failed" for job in self.results) >= limit
+        if limit is None:
+            return False
+        failed = [job for job in self.results if job.status == "failed"]
+        return len(failed) >= limit
 
     def left_out(self, job: JobResult) -> JobResult:
         """Return the result of a job that this start leaves out: that of an earlier start, if it has one."""
         was_run = how_run_ended(self.directory / job.folder).status is not None
-        return self.result_of(job) if was_run else job
+        if was_run:
+            return self.result_of(job)
+        return job
 
     def result_of(self, job: JobResult, error: str | None = None) -> JobResult:
         """Return the result of a job from its summary.
@@ -126,10 +133,11 @@ class Sweep:
           job: the job, as it was before it was started.
           error: why it was never started; None: it was started.
         """
-        summary = {} if error else how_run_ended(self.directory / job.folder).summary
+        summary: Mapping[str, Any] = {}
+        if not error:
+            summary = how_run_ended(self.directory / job.folder).summary
         metrics = summary.get("metrics") or {}
-        number = float(metrics.get(metric_name(metrics, self._settings.metric) or "", math.nan))
-        value = number if math.isfinite(number) else None
+        value = self._value_in(metrics)
         status = summary.get("status", "failed")
         if status == RUNNING:  # it ended without writing its status
             status = "failed"
@@ -143,15 +151,24 @@ class Sweep:
             unread_params=summary.get("unread_params") or (),
         )
 
+    def _value_in(self, metrics: Mapping[str, Any]) -> float | None:
+        """Return a job's value of the sweep's metric; None: it has none, or it is not finite."""
+        name = metric_name(metrics, self._settings.metric)
+        if name is None or name not in metrics:
+            return None
+        value = float(metrics[name])
+        return value if math.isfinite(value) else None
+
     def add(self, result: JobResult) -> None:
         """Write a job's result, replacing an earlier one."""
         with self._lock:
             with closing(Journal(self._journal)) as journal:
                 journal.event("job", start=self._start, result=asdict(result))
             wait = self._secs_until_due()
+            is_awaited = self._later is not None and self._later.is_alive()
             if wait <= 0:
                 self._save(Ranking(self.results, self._settings))
-            elif not self._is_copy and (self._later is None or not self._later.is_alive()):
+            elif not self._is_copy and not is_awaited:
                 self._later = threading.Timer(wait, self._save_later)
                 self._later.daemon = True
                 self._later.start()
@@ -166,9 +183,8 @@ class Sweep:
           failed: the sweep failed.
           total: number of jobs of the sweep; None: not known.
         """
-        interrupted = bool(stops)
+        is_interrupted = bool(stops)  # of now: a stop that comes later ends only the wait for the trackers
         ranking = Ranking(self.results, self._settings)
-        ranked = ranking.jobs
         with self._lock:
             if self._later is not None:
                 self._later.cancel()
@@ -177,25 +193,36 @@ class Sweep:
             # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
         self._print(ranking)
-        if interrupted or self.has_failed_too_often:
-            remaining = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
-            what = f"{remaining} of {total} jobs are left. " if remaining > 0 else ""
-            print(f"{what}Run the same command again to resume this sweep.", flush=True)
+        if is_interrupted or self.has_failed_too_often:
+            self._print_how_to_resume(ranking, total)
         try:
             draw_jobs(*ranking.lines(), self.directory)
         except Exception as error:
             say(f"no {JOBS_FILE}: {describe(error)}")
-        failed = failed or any(job.status == "failed" for job in ranked)
         status = "finished"
-        if interrupted:
+        if is_interrupted:
             status = "interrupted"
-        elif failed:
+        elif failed or any(job.status == "failed" for job in ranking.jobs):
             status = "failed"
         self._tell_end(ranking, status)
         self._held.close()
-        for job in ranked:  # an earlier start, or the process of a job, may not have reached the tracker
-            if (self.directory / job.folder / SETTINGS_FILE).exists():
-                self.shipping.follow(self.directory / job.folder)
+        self._ship_rest(ranking, stops)
+
+    def _print_how_to_resume(self, ranking: Ranking, total: int | None) -> None:
+        left = ""
+        if total is not None:
+            done = [job for job in ranking.jobs if job.status in ("finished", "pruned")]
+            remaining = total - len(done)
+            if remaining > 0:
+                left = f"{remaining} of {total} jobs are left. "
+        print(f"{left}Run the same command again to resume this sweep.", flush=True)
+
+    def _ship_rest(self, ranking: Ranking, stops: Sequence[int]) -> None:
+        """Wait until the trackers have everything, and print where they show it."""
+        for job in ranking.jobs:  # an earlier start, or the process of a job, may not have reached the tracker
+            folder = self.directory / job.folder
+            if (folder / SETTINGS_FILE).exists():
+                self.shipping.follow(folder)
         self.shipping.close(stops)
         for name, address in self.shipping.addresses(self.directory).items():
             print(f"{name}: {address}", flush=True)
@@ -233,15 +260,19 @@ class Sweep:
 
     def _tell_start(self, config: Config, command: Command) -> None:
         """Note in the journal what the sweep's run is, for the trackers."""
-        words, url = ["runner", *command.argv], remote_dir(self.directory)
+        words = ["runner", *command.argv]
+        url = remote_dir(self.directory)
         listed = list_of_process()  # those of all its jobs
         name = config.tracking.run_name or f"sweep {self.directory.name}"
-        name = mask_text(name, secrets_of(asdict(config.tracking), listed, "tracking"))
+        secrets = secrets_of(asdict(config.tracking), listed, "tracking")
+        name = mask_text(name, secrets)
         tags = masked(config.tracking.tags, listed, "tracking.tags")
         tags |= tags_of_this_process(self.directory, words, url, listed)
         if command.is_copy:  # no process holds the lock that shows whether the sweep is running
             tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
-        params = {"sweep.metric": config.sweep.metric} if config.sweep.metric else {}
+        params = {}
+        if config.sweep.metric:
+            params["sweep.metric"] = config.sweep.metric
         note_of_run(self.directory, RUN_STARTED, command="sweep", name=name, params=params, tags=tags)
         write_settings(self.directory, config.tracking, command.env, listed=listed)
 
@@ -249,7 +280,8 @@ class Sweep:
         """Return the seconds until sweep.json may be rewritten; 0 or less: now."""
         with suppress(FileNotFoundError):
             written = (self.directory / SWEEP_FILE).stat()
-            return written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE - time.time()
+            due = written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE
+            return due - time.time()
         return 0.0
 
     def _save_later(self) -> None:
@@ -276,13 +308,19 @@ class Sweep:
         START_STATUS.stop()  # it is still shown if all jobs had already finished
         where = url_or_path(self.directory)
         headers, rows = ranking.table(where)
-        if sys.stdout.isatty() and console.table_width(headers, rows) > console.terminal_width(sys.stdout):
-            headers[-1] = "folder"
-            for row in rows:
-                row[-1] = row[-1].removeprefix(f"{where}/")
+        if sys.stdout.isatty():
+            is_too_wide = console.table_width(headers, rows) > console.terminal_width(sys.stdout)
+            if is_too_wide:
+                headers[-1] = "folder"
+                for row in rows:
+                    row[-1] = row[-1].removeprefix(f"{where}/")
         console.print_table(f"sweep {where}: {ranking.title()}", headers, rows)
-        summaries = [how_run_ended(self.directory / job.folder).summary for job in ranking.jobs]
-        console.print_common([summary for summary in summaries if summary])  # a job that was never started has none
+        summaries = []
+        for job in ranking.jobs:
+            summary = how_run_ended(self.directory / job.folder).summary
+            if summary:  # a job that was never started has none
+                summaries.append(summary)
+        console.print_common(summaries)
         names: set[str] = set()
         for job in ranking.jobs:
             names.update(job.metrics)
