@@ -55,10 +55,10 @@ class ParamReads:
             return []
         return list(self._unread)
 
-    def note(self, name: Any) -> None:
+    def mark_read(self, name: Any) -> None:
         self._unread.pop(name, None)
 
-    def note_all(self) -> None:
+    def mark_all_read(self) -> None:
         self._unread.clear()
 
 
@@ -106,11 +106,11 @@ class Params(dict[str, Any]):
     # --- which params count as read: an item that is asked for; every item if the whole dict is passed on
 
     def __getitem__(self, key: Any) -> Any:
-        self._reads.note(key)
+        self._reads.mark_read(key)
         return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
-        self._reads.note(key)
+        self._reads.mark_read(key)
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
@@ -119,35 +119,35 @@ class Params(dict[str, Any]):
         return super().__iter__()
 
     def get(self, key: Any, default: Any = None) -> Any:
-        self._reads.note(key)
+        self._reads.mark_read(key)
         return super().get(key, default)
 
     def pop(self, key: Any, *default: Any) -> Any:
-        self._reads.note(key)
+        self._reads.mark_read(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        self._reads.note(key)
+        self._reads.mark_read(key)
         return super().setdefault(key, default)
 
     def items(self) -> Any:
-        self._reads.note_all()
+        self._reads.mark_all_read()
         return super().items()
 
     def values(self) -> Any:
-        self._reads.note_all()
+        self._reads.mark_all_read()
         return super().values()
 
     def copy(self) -> dict[str, Any]:
-        self._reads.note_all()
+        self._reads.mark_all_read()
         return super().copy()
 
     def __or__(self, other: Any) -> Any:
-        self._reads.note_all()
+        self._reads.mark_all_read()
         return super().__or__(other)
 
     def __ror__(self, other: Any) -> Any:
-        self._reads.note_all()
+        self._reads.mark_all_read()
         return super().__ror__(other)
 
     def __reduce__(self) -> Any:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from runner.checkpoint_files import layout, manifest
 from runner.data.iterators import handle_of
-from runner.system.files import place_of
+from runner.system.files import find_runner_file
 from runner.system.suggestions import did_you_mean
 from runner.tf_private import graphs, tensor_bundle
 
@@ -187,7 +187,7 @@ class Reader:
         try:
             tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
         except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
-            file = place_of(Path(f"{path}{manifest.MANIFEST}"))
+            file = find_runner_file(Path(f"{path}{manifest.MANIFEST}"))
             raise ValueError(
                 f"the training input is built differently than when {path} was saved, so its position cannot be "
                 f"restored. Use the input function of that run; or delete {bundle}.* and {file} to read the input from "
@@ -294,4 +294,4 @@ def input_path(path: Path, worker: int) -> Path:
     checkpoint is written, this is beside it.
     """
     index = path.with_name(f"{path.name}.input-{worker}.index")
-    return place_of(index).with_suffix("")
+    return find_runner_file(index).with_suffix("")

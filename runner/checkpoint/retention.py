@@ -20,7 +20,7 @@ from pathlib import Path
 from runner.checkpoint_files import layout, manifest
 from runner.config.metric_names import rank_by, unknown_metric
 from runner.config.settings.metric_rules import KeepBest
-from runner.system.files import new_place_of, place_of, read_json, remove, write_json
+from runner.system.files import find_runner_file, new_runner_file, read_json, remove, write_json
 
 LEASE = "evaluating.json"
 """File in model_dir that names the checkpoint that the evaluator is reading; there is at most one evaluator."""
@@ -68,13 +68,13 @@ def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> 
     """
     path = os.fspath(path)
     if os.path.exists(f"{path}.index"):  # else it was deleted meanwhile
-        file = new_place_of(Path(f"{path}{manifest.METRICS}"))
+        file = new_runner_file(Path(f"{path}{manifest.METRICS}"))
         write_json(file, {**metrics_of(path), **metrics})
 
 
 def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
     """Return metric name (eval/accuracy) -> value, of all evaluations of the checkpoint `path`."""
-    file = place_of(Path(f"{os.fspath(path)}{manifest.METRICS}"))
+    file = find_runner_file(Path(f"{os.fspath(path)}{manifest.METRICS}"))
     results = read_json(file) or {}
     return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
 

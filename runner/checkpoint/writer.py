@@ -23,7 +23,7 @@ from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint_files import layout, manifest
 from runner.data.iterators import handle_of
 from runner.system.console import format_bytes
-from runner.system.files import RUNNER_FILES, DiskFullError, HeldFolder, free_bytes, is_disk_full, place_of
+from runner.system.files import RUNNER_FILES, DiskFullError, HeldFolder, find_runner_file, free_bytes, is_disk_full
 from runner.tf_private import datasets, tensor_bundle
 
 _log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class CheckpointWriter:
                 if not is_evaluated:
                     # Before the files are replaced, so that the new values never stand beside results of the old ones.
                     metrics = Path(f"{path}{manifest.METRICS}")
-                    for file in (place_of(metrics), metrics):  # the one that an earlier version wrote, too
+                    for file in (find_runner_file(metrics), metrics):  # the one that an earlier version wrote, too
                         file.unlink(missing_ok=True)
                 layout.publish(folder / name, self.model_dir)
                 self._last_meta = Path(f"{path}.meta")

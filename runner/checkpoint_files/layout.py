@@ -9,8 +9,8 @@ The checkpoint of step 500 consists of, in model_dir:
         model.ckpt-500.manifest.json                       step, time, and every file with its size and checksum
         model.ckpt-500.metrics.json                        results of its evaluations
 
-Earlier versions wrote all of them to model_dir. `runner.system.files.place_of` finds a file in either place. Without
-runner_files, the checkpoint is one of tf.estimator.
+Earlier versions wrote all of them to model_dir. `runner.system.files.find_runner_file` finds a file in either place.
+Without runner_files, the checkpoint is one of tf.estimator.
 
 The files are written to a scratch folder, the manifest last. Then they are moved to model_dir, `.index` last: without
 it, neither the runner nor TensorFlow sees a checkpoint. The state file is replaced after that, so the latest checkpoint
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from runner.checkpoint_files import manifest
-from runner.system.files import RUNNER_FILES, new_place_of, set_aside, write_atomically
+from runner.system.files import RUNNER_FILES, new_runner_file, set_aside, write_atomically
 
 PREFIX = "model.ckpt-"
 STATE_FILE = "checkpoint"
@@ -236,7 +236,7 @@ def publish(path: Path, directory: Path) -> None:
         place = directory / name
         is_own = name.startswith(f"{path.name}.input-") or name.endswith(manifest.MANIFEST)
         if is_own:
-            place = new_place_of(place)
+            place = new_runner_file(place)
         os.replace(path.parent / name, place)
     _sync(directory)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.metric_names import CHECKPOINT_METRICS
-from runner.system.files import RUNNER_FILES, place_of, read_json, write_atomically
+from runner.system.files import RUNNER_FILES, find_runner_file, read_json, write_atomically
 
 MANIFEST = ".manifest.json"
 METRICS = CHECKPOINT_METRICS
@@ -31,7 +31,7 @@ _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the manifest of the checkpoint `path`; None if there is none or it cannot be read."""
     # A damaged one stays: without it, a damaged file of the checkpoint would seem whole.
-    manifest = read_json(place_of(Path(f"{os.fspath(path)}{MANIFEST}")), is_kept=True)
+    manifest = read_json(find_runner_file(Path(f"{os.fspath(path)}{MANIFEST}")), is_kept=True)
     if not manifest or not _is_manifest(manifest):
         return None
     return manifest
@@ -113,7 +113,7 @@ def what_is_wrong_with_input(path: str | os.PathLike[str], worker: int) -> str |
     for name, facts in _files_in_manifest(path).items():
         if not name.startswith(f"{path.name}.input-{worker}."):
             continue
-        place = place_of(path.parent / name)
+        place = find_runner_file(path.parent / name)
         if not place.exists() or place.stat().st_size != facts["bytes"]:
             return f"{name} is missing or has another size than {facts['bytes']} bytes"
         if facts["checksum"].startswith("crc32:") and _compute_checksum(place) != facts["checksum"]:
@@ -156,7 +156,7 @@ def what_has_changed(path: str | os.PathLike[str]) -> str | None:
         expected = facts["checksum"]
         if not expected.startswith("crc32:"):
             continue
-        found = _compute_checksum(place_of(path.parent / name))
+        found = _compute_checksum(find_runner_file(path.parent / name))
         if found != expected:
             return f"{name} has the checksum {found} instead of {expected}"
     return None
@@ -190,7 +190,7 @@ def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...
         if name.endswith(METRICS):  # evaluations add this file later
             continue
         with contextlib.suppress(FileNotFoundError):
-            time_of_change = place_of(path.parent / name).stat().st_mtime_ns
+            time_of_change = find_runner_file(path.parent / name).stat().st_mtime_ns
             facts.append((name, size, time_of_change))
     return tuple(facts)
 
@@ -205,7 +205,7 @@ def time_of(path: str | os.PathLike[str]) -> float | None:
     path = Path(path)
     for name in sorted(sizes_of(path), key=lambda name: name != f"{path.name}.index"):
         with contextlib.suppress(FileNotFoundError):  # another process deletes it
-            return place_of(path.parent / name).stat().st_mtime
+            return find_runner_file(path.parent / name).stat().st_mtime
     return None
 
 
@@ -217,7 +217,7 @@ def sizes_of(path: Path) -> dict[str, int]:
     for file, place in files_in(path.parent):
         if file.startswith(f"{path.name}."):
             with contextlib.suppress(FileNotFoundError):
-                sizes[file] = os.stat(path.parent / place).st_size  # of two with a name that of `place_of`
+                sizes[file] = os.stat(path.parent / place).st_size  # of two with a name that of `find_runner_file`
     return sizes
 
 

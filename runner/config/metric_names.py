@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from runner.system.suggestions import did_you_mean
 
 CHECKPOINT_METRICS = ".metrics.json"
-"""Suffix of the file with a checkpoint's metrics; `system.files.place_of` finds it."""
+"""Suffix of the file with a checkpoint's metrics; `system.files.find_runner_file` finds it."""
 
 LARGER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "r2", "iou", "map", "bleu", "rouge", "score")
 

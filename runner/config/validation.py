@@ -34,7 +34,7 @@ from runner.config.settings.limits import as_typed
 from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceLROnPlateau
 from runner.config.settings.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
-from runner.system.files import place_of, read_json
+from runner.system.files import find_runner_file, read_json
 from runner.system.redaction import masked_value
 from runner.system.suggestions import did_you_mean
 from runner.system.urls import url_mistake
@@ -175,7 +175,7 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
     values: dict[str, float] = {}
     listed: list[str] = []
     for name in names:
-        metrics = read_json(place_of(model_dir / f"{name}{CHECKPOINT_METRICS}")) or {}
+        metrics = read_json(find_runner_file(model_dir / f"{name}{CHECKPOINT_METRICS}")) or {}
         if rule.metric in metrics:
             values[name] = metrics[rule.metric]
         listed.append(f"{name} ({', '.join(sorted(metrics)) or 'not evaluated'})")

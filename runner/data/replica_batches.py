@@ -180,7 +180,7 @@ class RoundRobin(Division):
             return (number % self.total >= self.first) & (number % self.total < last)
 
         def note_first(number: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
-            stream.note(element, when=number == 0)
+            stream.remember(element, when=number == 0)
             return number, element
 
         numbered = dataset.enumerate().map(plain(note_first))

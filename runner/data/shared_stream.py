@@ -45,7 +45,7 @@ class Component(NamedTuple):
 class Stream:
     """What this process reads. This base class is for data that no other worker reads."""
 
-    def note(self, element: Any, when: tf.Tensor) -> None:
+    def remember(self, element: Any, when: tf.Tensor) -> None:
         """Note a batch, in the graph that reads it, if the bool scalar `when` is true."""
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ class SharedStream(Stream):
             # For each tensor its digest, and whether its rows differ.
             self._noted = tf.Variable(tf.zeros([len(self._specs), 2], tf.int64), trainable=False)
 
-    def note(self, element: Any, when: tf.Tensor) -> None:
+    def remember(self, element: Any, when: tf.Tensor) -> None:
         if not self._specs:  # all of it is ragged or sparse
             return
 

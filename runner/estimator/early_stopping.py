@@ -177,7 +177,7 @@ class MetricHistory:
             self.goes_on_from(step)
             self._write()
 
-    def note(self, step: int, metrics: Mapping[str, float]) -> None:
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the results of an evaluation, in memory and in the file.
 
         Args:
@@ -193,7 +193,7 @@ class MetricHistory:
         self._values[step] = float(metrics[self.rule.metric])
         self._write()
 
-    def note_rate(self, step: int, rate: float) -> None:
+    def add_rate(self, step: int, rate: float) -> None:
         """Add the learning rate that was set because of the evaluation of `step`."""
         self.rates[step] = rate
         self._write()

@@ -258,7 +258,7 @@ class CheckpointFollower:
         self._wait = wait
         self._has_waited = False
 
-    def follow(self) -> TrainingStatus:
+    def run(self) -> TrainingStatus:
         """Evaluate until training has ended.
 
                 while training continues:

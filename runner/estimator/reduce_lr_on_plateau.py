@@ -98,7 +98,7 @@ class LearningRateReductions:
         if before <= np.float32(self._rule.min_lr):
             return None
         # In the file before it is set: a run that is killed in between sets the same rate when it resumes.
-        self._history.note_rate(step, after)
+        self._history.add_rate(step, after)
         text = f"learning rate {before:.6g} -> {after:.6g} at step {step}: {reason}"
         self._announce(LEARNING_RATE_REDUCED, text, step=step, before=before, after=after)
         return after

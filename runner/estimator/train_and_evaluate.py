@@ -63,7 +63,7 @@ def _train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
 ) -> TrainingResult:
     if estimator.config.place.is_evaluator:
-        return follow(estimator, train_spec, eval_spec)
+        return evaluate_checkpoints(estimator, train_spec, eval_spec)
     if estimator.config.place.is_server and estimator.config.train_distribute is None:
         return _serve(estimator)
     eval_specs = _checked(train_spec, eval_spec)
@@ -86,7 +86,7 @@ def _train_and_evaluate(
     return train()
 
 
-def follow(
+def evaluate_checkpoints(
     estimator: Estimator,
     train_spec: TrainSpec,
     eval_spec: EvalSpec | Sequence[EvalSpec],
@@ -114,7 +114,7 @@ def follow(
     evaluations.find_histories()
     ending = TrainingStatus()
     try:
-        ending = CheckpointFollower(estimator.model_dir, watch, evaluations, estimator.latest_checkpoint, wait).follow()
+        ending = CheckpointFollower(estimator.model_dir, watch, evaluations, estimator.latest_checkpoint, wait).run()
     except Interrupted:
         if not evaluations.metrics:
             raise
@@ -437,7 +437,7 @@ class RunEvaluations(Evaluations):
         scalars = tensorboard.scalars(self.metrics[name])
         metrics = {f"{prefix}/{key}": value for key, value in scalars.items() if key != "global_step"}
         for history in self._histories_of(name):
-            history.note(step, metrics)
+            history.add(step, metrics)
 
 
 def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) -> list[EvalSpec]:

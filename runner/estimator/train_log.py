@@ -164,7 +164,7 @@ class TrainLog:
             due.append(1)
         return min(due)
 
-    def note(self, result: StepResult, taken: LoopResult, *, logs_speed: bool = True) -> None:
+    def log_loop(self, result: StepResult, taken: LoopResult, *, logs_speed: bool = True) -> None:
         """Log a loop of at least one step. All workers must call this together.
 
         Args:
@@ -186,7 +186,7 @@ class TrainLog:
             # By now the input function has been called, which may import modules, too.
             secs = round(result.secs, 4)
             self._context.journal.event("first_step", step=result.first_step, secs=secs, files=imported_files())
-        self._note_times(result, taken)
+        self._log_times(result, taken)
         if not self._config.is_chief:
             return
         if logs_speed or not self._speed:
@@ -199,14 +199,14 @@ class TrainLog:
             rates = {f"train/{name}": rate for name, rate in self._program.rates().items()}
             for values in points.values():
                 values.update(rates)
-        self._note_points(points, speed)
+        self._log_points(points, speed)
         self._write_events(steps, result, points, speed)
         steps_per_sec, examples_per_sec = self._speed.values()
         loss = float(result.losses[-1])
         shown = {**self._shown(taken), **self.of_hooks.shown}
         self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
 
-    def _note_times(self, result: StepResult, taken: LoopResult) -> None:
+    def _log_times(self, result: StepResult, taken: LoopResult) -> None:
         """Write what this worker itself took for the steps since the last line, at multiples of the log's cadence; of
         a coordinator of parameter servers, how many of them each worker took.
         """
@@ -238,7 +238,7 @@ class TrainLog:
         self._times = []
         self._times_secs = 0.0
 
-    def _note_points(self, points: Mapping[int, Mapping[str, float]], speed: Mapping[str, float]) -> None:
+    def _log_points(self, points: Mapping[int, Mapping[str, float]], speed: Mapping[str, float]) -> None:
         """Write the points of a loop to the journal; the last of them has its speed."""
         if not points:
             return
@@ -409,7 +409,7 @@ class TrainLog:
             values_at: dict[int, list[Any]] = {}
             for at, value in self._scalars.summaries_of(packed, totals, step):
                 values_at.setdefault(at, []).append(value)
-            self._note_summaries(values_at, step)
+            self._log_summaries(values_at, step)
             for at, values in values_at.items():
                 protos.append((at, tf.compat.v1.Summary(value=values).SerializeToString()))
         with self._summary_writer.as_default():
@@ -445,7 +445,7 @@ class TrainLog:
         is_due = (step - self._write_every.offset) % every == 0
         return is_first_of_resumed and not is_due
 
-    def _note_summaries(self, values_at: Mapping[int, Sequence[Any]], step: int) -> None:
+    def _log_summaries(self, values_at: Mapping[int, Sequence[Any]], step: int) -> None:
         """Write the scalars of summaries to the journal, at their steps.
 
         If the runner or a metric reports a value under the same name at the same step, that value is kept instead.

@@ -206,7 +206,7 @@ class TrainingRun:
                 result = steps.take(self._next.num_steps, self._target)
                 # After the log, so that the journal has the loss because of which the run ends or goes back.
                 if self._nan.check(self, result, steps.advance):
-                    self._follow_rollback()
+                    self._reload_after_rollback()
                 self._setup.input.pipeline.stream.check_once()
                 if result.num_steps:  # no step was taken if the data had ended
                     went_on = self.global_step == result.last_step  # not back to the last checkpoint
@@ -298,7 +298,7 @@ class TrainingRun:
         setup.model.show_weights()  # a hook may have loaded another checkpoint, to predict with it
         path = self._checkpoints.save(self, self._extra(), self._nan.accepts_values, asynchronous=asynchronous)
         if path is None:  # variables are not finite, and the last checkpoint was restored
-            self._follow_rollback()
+            self._reload_after_rollback()
             return str(self._checkpoints.latest)
         self._is_end_saved = setup.input.ended
         if self._after_save and not self._next.interrupted:
@@ -307,7 +307,7 @@ class TrainingRun:
                     call(self)
         return path
 
-    def _follow_rollback(self) -> None:
+    def _reload_after_rollback(self) -> None:
         """Read global step and log of the last checkpoint, whose variables have been restored."""
         self._steps.locate()
         self._log.restore(Reader(str(self._checkpoints.latest)).extra())

@@ -188,7 +188,7 @@ class TrainSteps:
                 with self._data_may_end():
                     session_hooks.after_run(outputs.get("fetches", ()))
         if taken.num_steps:
-            self._log.note(result, taken, logs_speed=logs_speed)
+            self._log.log_loop(result, taken, logs_speed=logs_speed)
         if share is not None:
             self._context.journal.metrics(self.global_step, {"train/input_bound": share})
         return result

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.export.saved_model import exports_in
-from runner.system.files import new_place_of, read_json, write_json
+from runner.system.files import new_runner_file, read_json, write_json
 from runner.tracking import tensorboard
 
 CompareFn = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
@@ -251,7 +251,7 @@ class _Record:
     """
 
     def __init__(self, exporter: str, export_path: str, checkpoint_path: str) -> None:
-        self._file = new_place_of(Path(checkpoint_path).parent / f"exports.{exporter}.json")
+        self._file = new_runner_file(Path(checkpoint_path).parent / f"exports.{exporter}.json")
         file_of_earlier_versions = Path(export_path) / "exports.json"
         if file_of_earlier_versions.exists():
             shutil.move(file_of_earlier_versions, self._file)

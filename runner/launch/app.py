@@ -167,13 +167,13 @@ class CommandLine:
             if self._sweep_dir and self.multirun.only_lists:
                 _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
                 if self.command.stops.came:
-                    self.command.note(INTERRUPTED)
+                    self.command.add_exit_code(INTERRUPTED)
             elif self._sweep_dir:
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
                 from runner.remote.mirror import close_all
 
                 if close_all(self.command.stops.came):
-                    self.command.note(INTERRUPTED)
+                    self.command.add_exit_code(INTERRUPTED)
         return self.command.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | Exception | None:
@@ -240,7 +240,7 @@ class CommandLine:
             # jobs are correct.
             _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
             reason = self.command.say(error)
-            self.command.note(USER_ERROR)
+            self.command.add_exit_code(USER_ERROR)
             self.answer |= {"status": "failed", "error": reason}
             if is_sweep:
                 refused = RefusedJob(directory, name, reason)
@@ -277,7 +277,7 @@ class CommandLine:
         code = FINISHED
         if not self.answer.get("can_start", True):  # of doctor
             code = FAILED
-        self.command.note(code)
+        self.command.add_exit_code(code)
 
     def _run_alone(self, config: Config, argv: Sequence[str], notes: Mapping[str, str], settings: str) -> None:
         """Run a job that belongs to no sweep.
@@ -301,7 +301,7 @@ class CommandLine:
         )
         self.command.mistake = outcome.error or ""
         self.answer |= {"status": outcome.status, "error": outcome.error, **outcome.facts.get("answer", {})}
-        self.command.note(outcome.code)
+        self.command.add_exit_code(outcome.code)
 
     @functools.cached_property
     def multirun(self) -> Multirun:

@@ -54,7 +54,7 @@ class Command:
         user_code.add_to_path(Path.cwd())
         prepare()
 
-    def note(self, code: int) -> None:
+    def add_exit_code(self, code: int) -> None:
         """Take the exit code of a job into account."""
         self.code = max(self.code, code)
 

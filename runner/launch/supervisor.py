@@ -465,9 +465,9 @@ class Supervisor:
             is_provisional=self._is_provisional,
             generation=generation,
         )
-        # `follow` reads them.
+        # `ship` reads them.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
-        shipping.follow(self.model_dir)
+        shipping.ship(self.model_dir)
 
     def _measuring_host(self) -> AbstractContextManager[object]:
         """Return a context beside which the use of this host is recorded, if that is asked for."""

@@ -68,7 +68,7 @@ class WorkerSupervisor:
                 closing(build_starter(self.config, 1)) as starter,
                 self._measuring_host(model_dir),
             ):
-                code = self._follow_chief(rendezvous, model_dir, Path(scratch) / "config.yaml", starter)
+                code = self._run_with_chief(rendezvous, model_dir, Path(scratch) / "config.yaml", starter)
         except TimeoutError as error:
             say(f"runner: {error}")
             return FAILED
@@ -95,7 +95,7 @@ class WorkerSupervisor:
         model_dir.mkdir(parents=True, exist_ok=True)  # this host may be the first
         return HostMetrics(model_dir, self.env, platform.node())
 
-    def _follow_chief(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: TaskStarter) -> int:
+    def _run_with_chief(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: TaskStarter) -> int:
         """Start the task whenever the chief's supervisor says so, and report to it how the task ended.
 
         Args:

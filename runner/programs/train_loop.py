@@ -298,7 +298,7 @@ class Loop:
 
             def step_on(element: Any) -> State:
                 # Once in a loop: in each step of a tiny model it took 4 % of the time.
-                self._pipeline.stream.note(element, when=taken == 0)
+                self._pipeline.stream.remember(element, when=taken == 0)
                 batches, count = division.replica_batches(element, iterator)
                 waited: tf.Tensor | None = None
                 if self._is_timed:

@@ -36,7 +36,7 @@ from runner.remote.note import (
     only_grows,
     upload_order,
 )
-from runner.system.files import StorageError, place_of
+from runner.system.files import StorageError, find_runner_file
 from runner.system.standard_streams import say
 from runner.system.urls import STORES
 from runner.tracking.tracker import describe
@@ -293,7 +293,7 @@ class Store:
 
     def _is_that_of_the_bucket(self, folder: Path, checkpoint: str, note: Note) -> bool:
         """Report whether a checkpoint in `folder` is undamaged, and was saved when that of the bucket was."""
-        file = place_of(folder / f"{checkpoint}{manifest.MANIFEST}")
+        file = find_runner_file(folder / f"{checkpoint}{manifest.MANIFEST}")
         name = os.path.relpath(file, folder)
         if name not in note.files or not file.exists():
             return False

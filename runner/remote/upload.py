@@ -34,7 +34,7 @@ from runner.remote.note import (
 )
 from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Store, reaching
 from runner.system.exit_codes import FINISHED, USER_ERROR
-from runner.system.files import FolderLostError, HeldFolder, place_of, write_atomically
+from runner.system.files import FolderLostError, HeldFolder, find_runner_file, write_atomically
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.shipping import NOT_ALL, heed_starter
 from runner.tracking.tracker import describe
@@ -314,7 +314,7 @@ class Uploader:
             return False
         path = self.folder / name.removesuffix(".index")
         for worker in manifest.saved_inputs(path):
-            if not place_of(Path(f"{path}.input-{worker}.index")).exists():
+            if not find_runner_file(Path(f"{path}.input-{worker}.index")).exists():
                 return True
         return False
 
@@ -459,7 +459,7 @@ class Courier:
             pass
 
 
-def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bool = False) -> int:
+def send_changes(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bool = False) -> int:
     """Send what is new in `folder` every few seconds, until `is_last` is set and everything is sent.
 
     Args:
@@ -478,7 +478,7 @@ def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bo
 
 
 def _send_until_last(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> int | None:
-    """As in `follow`; None: nothing more may be sent."""
+    """As in `send_changes`; None: nothing more may be sent."""
     courier = Courier(uploader)
     is_behind = False
     sends_at = 0.0
@@ -560,7 +560,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if lease.number:  # it is the chief's
             lease.keep()
         _end_with_starter(lease, is_last, options.secs)
-    code = follow(folder, lease, is_last, is_alone=is_by_hand)
+    code = send_changes(folder, lease, is_last, is_alone=is_by_hand)
     lease.end()
     return code
 

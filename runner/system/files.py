@@ -28,7 +28,7 @@ RUNNER_FILES = "runner_files"
 tf.estimator takes every `*.index` and `model.ckpt*` for one of its checkpoints."""
 
 
-def place_of(file: Path) -> Path:
+def find_runner_file(file: Path) -> Path:
     """Return where one of the runner's own files of a checkpoint is.
 
     Args:
@@ -39,8 +39,8 @@ def place_of(file: Path) -> Path:
     return inside if inside.exists() else file
 
 
-def new_place_of(file: Path) -> Path:
-    """Return where to write the file that `place_of` then finds. The folder exists afterwards."""
+def new_runner_file(file: Path) -> Path:
+    """Return where to write the file that `find_runner_file` then finds. The folder exists afterwards."""
     (file.parent / RUNNER_FILES).mkdir(exist_ok=True)  # not its parents: a deleted model_dir is not made again
     return file.parent / RUNNER_FILES / file.name
 

@@ -20,7 +20,7 @@ from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.devices import configure_devices, describe_devices, peak_memory
 from runner.distribute.grpc_server import kept_local, serve, start_server
 from runner.estimator.run_exports import RunExports
-from runner.estimator.train_and_evaluate import follow, train_and_evaluate
+from runner.estimator.train_and_evaluate import evaluate_checkpoints, train_and_evaluate
 from runner.hooks.hook import Hook, PassContext, Run
 from runner.programs.predict import num_examples
 from runner.system.console import Progress, counted, relative
@@ -104,7 +104,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     context.progress.message(_headline(config, replicas, devices, context.cluster))
     with preemption.watched(config, context.stop):
         if context.cluster.is_evaluator:
-            return _follow_training(job, context)
+            return _evaluate_checkpoints(job, context)
         result = _COMMANDS[config.command](config, job, context)
         return {**result, "peak_memory": peak_memory()}
 
@@ -132,7 +132,7 @@ def _check_evaluator(config: Config) -> None:
         )
 
 
-def _follow_training(job: Job, context: TaskContext) -> dict[str, Any]:
+def _evaluate_checkpoints(job: Job, context: TaskContext) -> dict[str, Any]:
     """Run the evaluator."""
     assert job.train_spec is not None
 
@@ -140,7 +140,7 @@ def _follow_training(job: Job, context: TaskContext) -> dict[str, Any]:
         time.sleep(secs)
         context.stop.after_batches(PassContext(job.estimator.model_dir, 0), 0)
 
-    followed = follow(job.estimator, job.train_spec, job.eval_specs, wait)
+    followed = evaluate_checkpoints(job.estimator, job.train_spec, job.eval_specs, wait)
     # The chief reports the other parts of the summary.
     return {"metrics": flat_metrics(followed.metrics)}
 

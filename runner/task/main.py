@@ -170,7 +170,7 @@ def _run(
                 env = {}
             launch = Launch.of_task(env)
             journal.event("started", pid=os.getpid(), command=config.command, began=launch.began)
-            started -= launch.note(journal)
+            started -= launch.write_to(journal)
             user_mlflow.watch_import(config, cluster, journal)
             commands = _import_commands(config, journal)
             context = commands.TaskContext(journal, progress, stop, started, cluster)
@@ -180,7 +180,7 @@ def _run(
     except Interrupted as reason:
         take_terminal(os.environ)
         progress.stop()
-        stop.note()
+        stop.write_request()
         journal.event("interrupted", reason=str(reason))
         return _report_interruption(reason, config, cluster)
     except KeyboardInterrupt:

@@ -92,7 +92,7 @@ class StopRequest(Hook):
         # If one worker was asked to stop, all workers stop.
         self.was_heeded = self.was_heeded or run.interrupted
 
-    def note(self) -> None:
+    def write_request(self) -> None:
         """Note a request in the journal, once."""
         if self._came:
             self._journal.event("asked_to_stop", signal=self._came)
@@ -100,7 +100,7 @@ class StopRequest(Hook):
 
     def _heed(self, run: Run) -> None:
         if self._came:
-            self.note()
+            self.write_request()
             self.was_heeded = True
             run.interrupt(self._came)
 

@@ -749,7 +749,7 @@ def _ship_folders(folders: Sequence[Path], classes: Sequence[str]) -> int:
             jobs = sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))
             for run in (folder, *jobs):
                 try:
-                    shipping.follow(run)
+                    shipping.ship(run)
                 except ConfigError as error:
                     has_refused = True
                     say(f"ship: {error}")

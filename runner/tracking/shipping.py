@@ -144,7 +144,7 @@ class Shipping:
         self._classes = classes
         self._processes: dict[str, ShippingProcess] = {}
 
-    def follow(self, folder: Path) -> None:
+    def ship(self, folder: Path) -> None:
         """Ship the journals of `folder` from now on, to each tracker of its settings.
 
         Raises:
@@ -164,7 +164,7 @@ class Shipping:
                 continue
             if name not in self._processes:
                 self._processes[name] = ShippingProcess(name, self._env)
-            self._processes[name].follow(folder)
+            self._processes[name].ship(folder)
         if errors:
             raise errors[0]
 
@@ -256,7 +256,7 @@ class ShippingProcess:
         """Whether it runs, or is started again, and was not ended."""
         return self._tender.is_alive() and not self._ended.is_set()
 
-    def follow(self, folder: Path) -> None:
+    def ship(self, folder: Path) -> None:
         with self._lock:
             if folder not in self.folders:
                 self.folders.append(folder)

@@ -92,7 +92,7 @@ class Launch:
             return cls()
         return cls(**json.loads(text))
 
-    def note(self, journal: Journal) -> float:
+    def write_to(self, journal: Journal) -> float:
         """Write these phases to the journal of a task, and what was left for starting it: `launch`.
 
         Returns:

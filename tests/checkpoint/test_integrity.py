@@ -13,7 +13,7 @@ import pytest
 from runner import Estimator, RunConfig
 from runner.checkpoint import integrity
 from runner.checkpoint.integrity import DamagedCheckpointsError
-from runner.system.files import place_of
+from runner.system.files import find_runner_file
 from tests.support.checkpoints import list_checkpoints
 from tests.support.jobs import run
 from tests.support.line import line, points
@@ -74,7 +74,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before_with_one_warning(
     trained: Path, how: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture, messages: Messages
 ) -> None:
     expected = estimator(trained).get_variable_value("weight")
-    how(place_of(trained / f"model.ckpt-6{name}"))
+    how(find_runner_file(trained / f"model.ckpt-6{name}"))
     caplog.clear()
     resumed = estimator(trained)
     assert resumed.latest_checkpoint() == f"{trained}/model.ckpt-4"

@@ -21,7 +21,7 @@ from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter, DiskFullError
 from runner.checkpoint_files import layout, manifest
 from runner.checkpoint_files.layout import latest_checkpoint
-from runner.system.files import RUNNER_FILES, place_of
+from runner.system.files import RUNNER_FILES, find_runner_file
 from runner.tf_private import tensor_bundle
 from tests.support.checkpoints import list_checkpoints
 from tests.support.messages import Messages
@@ -176,7 +176,7 @@ def test_manifest_has_size_and_checksum_of_every_file(tmp_path: Path) -> None:
     others = {"checkpoint", "model.ckpt-5.manifest.json"}
     assert set(written["files"]) == {os.path.basename(file) for file in files(tmp_path)} - others
     for name, facts in written["files"].items():
-        content = place_of(tmp_path / name).read_bytes()
+        content = find_runner_file(tmp_path / name).read_bytes()
         assert facts["bytes"] == len(content)
         assert facts["checksum"] == ("tensors" if ".data-" in name else f"crc32:{zlib.crc32(content):08x}")
 
@@ -187,7 +187,7 @@ def test_list_tells_step_size_time_and_files(tmp_path: Path) -> None:
     assert (info.step, info.path, info.time, info.input) == (5, str(tmp_path / "model.ckpt-5"), 1234.5, {})
     assert info.files[0] == "model.ckpt-5.index"
     assert {*info.files, "checkpoint"} == {os.path.basename(file) for file in files(tmp_path)}
-    assert info.bytes == sum(place_of(tmp_path / name).stat().st_size for name in info.files)
+    assert info.bytes == sum(find_runner_file(tmp_path / name).stat().st_size for name in info.files)
 
 
 def test_no_model_dir_has_no_checkpoints(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_damage_is_found(tmp_path: Path, name: str, part: str) -> None:
     next(iterator)
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS), {0: iterator})
     assert find_damage(path) is None
-    file = place_of(tmp_path / name)
+    file = find_runner_file(tmp_path / name)
     whole = file.read_bytes()
     for at in range(0, len(whole), max(1, len(whole) // 20)):
         flip(file, at)
@@ -259,7 +259,7 @@ def test_an_incomplete_latest_gives_way_to_the_one_before(
     tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path, 4, 5, 6)
-    file = place_of(tmp_path / f"model.ckpt-6{suffix}")
+    file = find_runner_file(tmp_path / f"model.ckpt-6{suffix}")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     assert latest_checkpoint(tmp_path) == str(tmp_path / "model.ckpt-5")
     assert steps(tmp_path) == [4, 5]

@@ -41,7 +41,7 @@ def compare(read: Read, mode: str = "train") -> None:
         pipeline = pipeline_of(read, worker, mode)
         for element in pipeline.dataset:
             if mode == "train":  # the loop of training does
-                pipeline.stream.note(element, when=tf.constant(True))
+                pipeline.stream.remember(element, when=tf.constant(True))
         pipeline.stream.check()
 
 

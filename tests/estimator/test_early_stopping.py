@@ -212,8 +212,8 @@ def test_what_a_file_lost_is_in_the_checkpoint(
 def test_each_byte_of_the_file_counts(tmp_path: Path) -> None:
     """None that is flipped changes a value, or ends in another error than the one that names the file."""
     history = MetricHistory(RULE, tmp_path)
-    history.note(2, {"eval/distance": 4.0})
-    history.note(4, {"eval/distance": 2.5})
+    history.add(2, {"eval/distance": 4.0})
+    history.add(4, {"eval/distance": 2.5})
     whole = (tmp_path / FILE).read_bytes()
     for place in range(len(whole)):
         (tmp_path / FILE).write_bytes(whole)

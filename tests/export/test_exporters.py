@@ -26,7 +26,7 @@ from runner import (
     train_and_evaluate,
 )
 from runner.distribute.cluster import Cluster
-from runner.estimator.train_and_evaluate import follow
+from runner.estimator.train_and_evaluate import evaluate_checkpoints
 from runner.export.exporters import better
 from runner.export.saved_model import exports_in
 from runner.hooks.hook import Interrupted
@@ -237,7 +237,7 @@ def test_an_evaluator_exports_what_it_follows_and_the_last_one_when_training_has
     place = Cluster("evaluator", 0, {"chief": ["host:1"], "worker": ["host:2"]})
     estimator = Estimator(classic, tmp_path, RunConfig(cluster=place, tensorboard=False))
     spec = EvalSpec(eval_input(11), exporters=[recording, latest])
-    result = follow(
+    result = evaluate_checkpoints(
         estimator, TrainSpec(train_input(10)), spec, wait=lambda secs: write_ending(tmp_path, "finished", 3, 0)
     )
     assert recording.calls == [("model.ckpt-3", 3, False), ("model.ckpt-3", 3, True)]

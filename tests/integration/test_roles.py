@@ -28,7 +28,7 @@ from runner.config.schema import ConfigError
 from runner.distribute.cluster import Cluster
 from runner.distribute.errors import PeerLost
 from runner.estimator.evaluator import CheckpointFollower, TrainingWatch
-from runner.estimator.train_and_evaluate import follow
+from runner.estimator.train_and_evaluate import evaluate_checkpoints
 from runner.hooks.hook import Interrupted
 from runner.system.console import Progress
 from runner.system.exit_codes import INTERRUPTED
@@ -351,20 +351,20 @@ def train(folder: Path, max_steps: int, **config: Any) -> None:
 def test_waits_for_the_first_checkpoint_and_says_so_once(tmp_path: Path, caplog: Any, messages: Messages) -> None:
     caplog.set_level("INFO", "runner")
     script = Script(lambda: None, lambda: None, lambda: train(tmp_path, 2), end(tmp_path))
-    result = follow(evaluator(tmp_path), *specs(), wait=script)
+    result = evaluate_checkpoints(evaluator(tmp_path), *specs(), wait=script)
     assert (result.global_step, evaluated(tmp_path)) == (2, [2])
     (waits,) = [record for record in caplog.records if "Waiting" in record.getMessage()]
     messages.same(waits.levelname, waits.getMessage())
 
 
 def test_without_any_checkpoint_it_ends_all_the_same(tmp_path: Path) -> None:
-    result = follow(evaluator(tmp_path), *specs(), wait=Script(end(tmp_path, "failed")))
+    result = evaluate_checkpoints(evaluator(tmp_path), *specs(), wait=Script(end(tmp_path, "failed")))
     assert (result.checkpoint, result.metrics, result.global_step) == (None, {}, 0)
 
 
 def test_evaluates_the_newest_and_what_a_throttle_left_out_at_the_end(tmp_path: Path) -> None:
     acts = [lambda: train(tmp_path, 6), lambda: train(tmp_path, 8), lambda: train(tmp_path, 9), end(tmp_path)]
-    follow(evaluator(tmp_path), *specs(throttle_secs=1000), wait=Script(*acts))
+    evaluate_checkpoints(evaluator(tmp_path), *specs(throttle_secs=1000), wait=Script(*acts))
     assert evaluated(tmp_path) == [6, 9]
 
 
@@ -373,12 +373,14 @@ def test_the_model_before_the_first_step_is_evaluated_with_at_start(tmp_path: Pa
     with contextlib.suppress(KeyboardInterrupt):
         saved.train(points(repeat=True), hooks=[_Killed()], max_steps=4)
     acts = [lambda: None, lambda: train(tmp_path, 2), end(tmp_path)]
-    follow(evaluator(tmp_path), *specs(), wait=Script(*acts))
+    evaluate_checkpoints(evaluator(tmp_path), *specs(), wait=Script(*acts))
     assert evaluated(tmp_path) == [2]
     for path in tmp_path.glob("model.ckpt-2*"):
         path.unlink()
     remove_ending(tmp_path)
-    follow(evaluator(tmp_path), *specs(at_start=True), wait=Script(lambda: train(tmp_path, 2), end(tmp_path)))
+    evaluate_checkpoints(
+        evaluator(tmp_path), *specs(at_start=True), wait=Script(lambda: train(tmp_path, 2), end(tmp_path))
+    )
     assert evaluated(tmp_path) == [2, 0, 2]
 
 
@@ -395,7 +397,7 @@ def test_a_chief_that_goes_back_is_followed_back(tmp_path: Path) -> None:
 
     acts = [go_back, lambda: train(tmp_path, 8), end(tmp_path)]
     train(tmp_path, 8)
-    follow(evaluator(tmp_path), *specs(patience=5), wait=Script(*acts))
+    evaluate_checkpoints(evaluator(tmp_path), *specs(patience=5), wait=Script(*acts))
     assert evaluated(tmp_path) == [8, 4, 8]
     values = json.loads((tmp_path / "early_stopping.json").read_text())["values"]
     assert sorted(values) == ["4", "8"]
@@ -407,7 +409,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
     train(tmp_path, 4)
     (data,) = tmp_path.glob("model.ckpt-4.data-*")
     os.truncate(data, data.stat().st_size // 2)
-    result = follow(evaluator(tmp_path), *specs(), wait=Script(end(tmp_path)))
+    result = evaluate_checkpoints(evaluator(tmp_path), *specs(), wait=Script(end(tmp_path)))
     assert result.global_step == 2
     messages.logged(caplog, "model.ckpt-2", hide=BYTES)
 
@@ -419,7 +421,7 @@ def test_it_waits_while_all_checkpoints_are_damaged_and_fails_when_training_is_o
     for data in tmp_path.glob("model.ckpt-*.data-*"):
         os.truncate(data, data.stat().st_size // 2)
     with messages.raised(DamagedCheckpointsError, hide=BYTES):
-        follow(evaluator(tmp_path), *specs(), wait=Script(lambda: None, end(tmp_path)))
+        evaluate_checkpoints(evaluator(tmp_path), *specs(), wait=Script(lambda: None, end(tmp_path)))
 
 
 def test_an_interrupt_while_it_waits_ends_it_with_what_it_found(tmp_path: Path) -> None:
@@ -427,9 +429,9 @@ def test_an_interrupt_while_it_waits_ends_it_with_what_it_found(tmp_path: Path) 
         raise Interrupted("SIGTERM")
 
     with pytest.raises(Interrupted):
-        follow(evaluator(tmp_path), *specs(), wait=interrupt)
+        evaluate_checkpoints(evaluator(tmp_path), *specs(), wait=interrupt)
     train(tmp_path, 2)
-    result = follow(evaluator(tmp_path), *specs(), wait=interrupt)
+    result = evaluate_checkpoints(evaluator(tmp_path), *specs(), wait=interrupt)
     assert (result.global_step, result.metrics[""]["distance"]) == (2, 4)
 
 
@@ -460,7 +462,7 @@ def test_a_checkpoint_that_is_removed_under_it_is_passed_over(tmp_path: Path, ca
     watch, removing = TrainingWatch(tmp_path), Removing(tmp_path)
     latest = evaluator(tmp_path).latest_checkpoint
     assert (
-        CheckpointFollower(str(tmp_path), watch, removing, latest, wait=Script(end(tmp_path))).follow().status
+        CheckpointFollower(str(tmp_path), watch, removing, latest, wait=Script(end(tmp_path))).run().status
         == "finished"
     )
     assert removing.seen == ["model.ckpt-4", "model.ckpt-2"]
@@ -472,7 +474,9 @@ def test_an_error_of_its_own_is_raised(tmp_path: Path, messages: Messages) -> No
     with messages.raised(ValueError) as raised:
         train_spec, eval_spec = specs(patience=1)
         rule = dataclasses.replace(train_spec.early_stopping, metric="eval/distanse")
-        follow(evaluator(tmp_path), dataclasses.replace(train_spec, early_stopping=rule), eval_spec, wait=Script())
+        evaluate_checkpoints(
+            evaluator(tmp_path), dataclasses.replace(train_spec, early_stopping=rule), eval_spec, wait=Script()
+        )
     assert not (tmp_path / retention.LEASE).exists()
     assert raised.value is not None
 

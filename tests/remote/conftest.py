@@ -26,7 +26,7 @@ class SendingThread:
         folder, lease, self._secs = Path(words[2]), json.loads(words[4]), float(words[6])
         self._is_last = threading.Event()
         held = Lease(Store(Note.read(folder).url), *lease)
-        self._thread = threading.Thread(target=lambda: upload.follow(folder, held, self._is_last), daemon=True)
+        self._thread = threading.Thread(target=lambda: upload.send_changes(folder, held, self._is_last), daemon=True)
         self._thread.start()
 
     @property

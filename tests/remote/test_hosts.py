@@ -193,7 +193,9 @@ def test_a_start_takes_over_from_the_process_of_a_chief_that_waits_for_a_worker(
     chief.save(1)
     is_last = threading.Event()
     is_last.set()
-    sender = threading.Thread(target=upload.follow, args=(chief.folder, chief.uploader.lease, is_last), daemon=True)
+    sender = threading.Thread(
+        target=upload.send_changes, args=(chief.folder, chief.uploader.lease, is_last), daemon=True
+    )
     sender.start()
     wait_until(lambda: is_sent_from(chief.folder))
     monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # its supervisor was killed
@@ -390,7 +392,7 @@ def test_a_worker_hears_the_end_also_after_another_command_took_the_lease(
 def test_a_worker_s_folder_is_its_own_while_it_runs(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "follow", lambda *args: 0)
+    monkeypatch.setattr(upload, "send_changes", lambda *args: 0)
     chief, folder = Host(store, tmp_path / "chief"), tmp_path / "worker"
     chief.save(1)
     (chief.folder / "config.yaml").write_text("a: 1")
@@ -413,7 +415,7 @@ def test_a_worker_s_folder_is_its_own_while_it_runs(
 def test_a_worker_that_was_the_chief_of_an_earlier_start_gets_the_files_of_the_new_one(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "follow", lambda *args: 0)
+    monkeypatch.setattr(upload, "send_changes", lambda *args: 0)
     monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # the lease of the first is over
     first = Host(store, tmp_path / "first")
     (first.folder / "config.yaml").write_text("a: 1")

@@ -32,7 +32,7 @@ import tensorflow as tf
 from runner.distribute.local_cluster import free_ports
 from runner.remote.note import Note, fingerprints, mark_of
 from runner.remote.store import Lease, Store
-from runner.remote.upload import follow
+from runner.remote.upload import send_changes
 from tests.support import chains
 from tests.support.processes import end_all_of
 
@@ -210,7 +210,7 @@ def catches_up(server: Proxy, store: Store, folder: Path, secs: float, size: int
     fault, server.mode = server.mode, "ok"
     lease = Lease.take(store, "mine", 60)
     is_last, codes = threading.Event(), list[int]()
-    thread = threading.Thread(target=lambda: codes.append(follow(folder, lease, is_last)), daemon=True)
+    thread = threading.Thread(target=lambda: codes.append(send_changes(folder, lease, is_last)), daemon=True)
     server.mode = fault
     thread.start()
     time.sleep(secs)

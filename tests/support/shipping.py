@@ -268,7 +268,7 @@ def _ship(start: _Start, wait_for_end: Callable[[], None], warn: Callable[[str],
     with alone_in(run):
         note_start(run, command="evaluate" if settings.is_reader else "train")
         shipping.write_settings(run, TrackingConfig(backend), os.environ)
-        following.follow(run)
+        following.ship(run)
         if forked and settings.patience_secs == 0:
             forked[0].wait_for_first_look()
         wait_for_end()

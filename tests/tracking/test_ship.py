@@ -755,7 +755,7 @@ def test_several_runs_without_a_server_end_with_one_warning_and_one_command(
     for folder in folders:
         Lines(folder).event("first_step")
         started(folder, uri="http://me:hunter2@127.0.0.1:9")
-        following.follow(folder)
+        following.ship(folder)
     wait_until(lambda: bool(said))
     began = time.monotonic()
     for folder in folders:

@@ -80,7 +80,7 @@ def started(folder: Path, backend: Any, *, command: str = "train") -> None:
 
 def shipping_of(folder: Path) -> Shipping:
     following = Shipping({**os.environ, "PYTHONPATH": str(ROOT)})
-    following.follow(folder)
+    following.ship(folder)
     return following
 
 
@@ -270,7 +270,7 @@ def test_a_process_that_is_stopped_and_ships_the_run_is_named_by_the_next(
     noted(folder, range(1, 4)).event("first_step", step=1)
     code = (
         "import os, time; from pathlib import Path; from runner.tracking.shipping import Shipping\n"
-        "Shipping(os.environ).follow(Path.cwd())\ntime.sleep(600)\n"
+        "Shipping(os.environ).ship(Path.cwd())\ntime.sleep(600)\n"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
     wait_until(lambda: has_shipped(folder, {"train/loss": 3}))
@@ -384,7 +384,7 @@ def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Pa
     noted(folder, range(1, 4)).event("first_step", step=1)
     code = (
         "import os, time; from pathlib import Path; from runner.tracking.shipping import Shipping\n"
-        "Shipping(os.environ).follow(Path.cwd())\ntime.sleep(600)\n"
+        "Shipping(os.environ).ship(Path.cwd())\ntime.sleep(600)\n"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
     wait_until(lambda: bool(calls(folder, "hangs")))

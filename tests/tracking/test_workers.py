@@ -95,7 +95,7 @@ def test_a_task_notes_what_its_supervisor_did_before(tmp_path: Path) -> None:
         pass
     launch.phases["rendezvous"] += 4.0
     journal = journal_of(tmp_path)
-    assert 10.0 <= Launch.of_task(launch.env).note(journal) < 60.0
+    assert 10.0 <= Launch.of_task(launch.env).write_to(journal) < 60.0
     noted = {line["name"]: line["secs"] for line in recorded(tmp_path)}
     assert set(noted) == {"launch", "rendezvous"}
     assert noted["rendezvous"] >= 4.0 and 5.0 < noted["launch"] < 60.0

@@ -155,7 +155,7 @@ class Multirun:
     def refuse(self, job: RefusedJob) -> None:
         """Record a job that is not run, because its config is wrong."""
         self._refused.append(job)
-        self.command.note(USER_ERROR)
+        self.command.add_exit_code(USER_ERROR)
 
     def end(self, directory: Path, *, failed: bool) -> None:
         """Wait for the running jobs, rank all jobs and close the sweep.
@@ -176,7 +176,7 @@ class Multirun:
                 sweep.add(sweep.result_of(never_started, job.reason))
             sweep.end(stops=self.command.stops.came, failed=failed, total=self.total)
         if self.command.stops.came:
-            self.command.note(INTERRUPTED)
+            self.command.add_exit_code(INTERRUPTED)
         for begun in self.begun.values():
             begun.result()
 
@@ -199,7 +199,7 @@ class Multirun:
             return None
         sweep = self.open(directory, parsing.load(configs[0]))
         for result in sweep.results:
-            self.command.note(CODES.get(result.status, FAILED))
+            self.command.add_exit_code(CODES.get(result.status, FAILED))
         return sweep
 
     def _run_job(self, sweep: Sweep, job: SweepJob, prefix: str) -> None:
@@ -258,7 +258,7 @@ class Multirun:
                 say(f"{prefix}pruned: {point.name} was {console.format_number(point.value)} at step {point.step}")
                 result.status = "pruned"
                 code = FINISHED
-        command.note(code)
+        command.add_exit_code(code)
         sweep.add(result)
 
     def _devices_for(self, job: SweepJob) -> DevicePool:

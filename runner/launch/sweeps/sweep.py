@@ -90,7 +90,7 @@ class Sweep:
                 self._save(Ranking([], self._settings))
                 self._journal.unlink(missing_ok=True)
         if not command.is_copy:
-            self.shipping.follow(directory)
+            self.shipping.ship(directory)
 
     @property
     def results(self) -> list[JobResult]:
@@ -222,7 +222,7 @@ class Sweep:
         for job in ranking.jobs:  # an earlier start, or the process of a job, may not have reached the tracker
             folder = self.directory / job.folder
             if (folder / SETTINGS_FILE).exists():
-                self.shipping.follow(folder)
+                self.shipping.ship(folder)
         self.shipping.close(stops)
         for name, address in self.shipping.addresses(self.directory).items():
             print(f"{name}: {address}", flush=True)

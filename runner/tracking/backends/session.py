@@ -156,8 +156,8 @@ class ScriptRecord(NullRecord):
         }
         run_name = mask_text(self.settings.run_name or self.model_dir.name, ())
         note_of_run(self.model_dir, RUN_STARTED, command=command, name=run_name, params=params, tags=tags)
-        write_settings(self.model_dir, self.settings, os.environ, sys.path[:1])  # `follow` reads them
-        _shipping(os.getpid()).follow(self.model_dir)
+        write_settings(self.model_dir, self.settings, os.environ, sys.path[:1])  # `ship` reads them
+        _shipping(os.getpid()).ship(self.model_dir)
 
     def _end_run(self, status: str, *, trains: bool) -> None:
         if self._journals is None:
