@@ -253,11 +253,12 @@ class EagerTrainProgram(TrainProgram):
             rows.append((total, weight, is_written, at_step))
         if rows:
             outputs["scalars"] = _concatenate(zip(*rows, strict=True))
+        num_protos = len(self.summaries.protos)
         protos = [proto.numpy() for proto in collected.protos]
-        protos += [b""] * (len(self.summaries.protos) - len(protos))
+        protos += [b""] * (num_protos - len(protos))
         images = {image.tag: image.value.numpy() for image in collected.images}
         # Of dtype object, because NumPy's own strings of bytes lose zeros at their end.
-        outputs["protos"] = [np.array(proto, object) for proto in protos[: len(self.summaries.protos)]]
+        outputs["protos"] = [np.array(proto, object) for proto in protos[:num_protos]]
         outputs["images"] = [np.array(images.get(image.tag, b""), object) for image in self.summaries.images]
         return outputs
 

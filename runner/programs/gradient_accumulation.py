@@ -197,8 +197,10 @@ class AccumulatedStep:
 
         def skip() -> list[tf.Tensor]:
             loss_scale.shrink()
-            loss_and_weight = tf.stack([tf.add_n(totals[::width]), tf.add_n(totals[1::width])])
-            total, weight = tf.unstack(self.collectives.sum_in_graph(loss_and_weight))
+            own_total = tf.add_n(totals[::width])
+            own_weight = tf.add_n(totals[1::width])
+            over_workers = self.collectives.sum_in_graph(tf.stack([own_total, own_weight]))
+            total, weight = tf.unstack(over_workers)
             nothing = [tf.constant(math.nan, dtype) for dtype in self.value_types]
             return [tf.math.divide_no_nan(total, weight), *nothing]
 

@@ -303,12 +303,13 @@ def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
       The operations, for callers that must fetch them; empty if `train_op` advances the step.
     """
 
+    def add_one(step: Any) -> Any:
+        return step.assign_add(1, read_value=False)
+
     def count(strategy: tf.distribute.Strategy, counts: Any) -> list[Any]:
         if any(strategy.experimental_local_results(counts)):
             return []
-        added = strategy.extended.update(
-            replica.global_step, lambda step: step.assign_add(1, read_value=False), group=False
-        )
+        added = strategy.extended.update(replica.global_step, add_one, group=False)
         return list(strategy.experimental_local_results(added))
 
     counts = may_write(v1.get_default_graph(), [replica.global_step], [train_op])

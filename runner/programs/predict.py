@@ -105,7 +105,8 @@ class PredictProgram(Program):
         for counts_of_step, *values in zip(counts, *columns, strict=True):
             for replica, (count, pack) in enumerate(zip(counts_of_step, packers, strict=True)):
                 if count:
-                    batches.append((int(count), pack(values[replica * size : (replica + 1) * size])))
+                    first = replica * size
+                    batches.append((int(count), pack(values[first : first + size])))
         num_bytes = sum(_count_bytes(values) for values, _, _ in packed[1:])
         return Predicted(batches, int(num_steps), num_bytes, bool(ended))
 
@@ -124,7 +125,8 @@ class PredictProgram(Program):
         batches: list[tuple[int, Any]] = []
         for count, of_replica in zip(counts.numpy(), predictions, strict=True):
             if count:
-                batches.append((int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), of_replica)))
+                on_host = tf.nest.map_structure(lambda tensor: tensor.numpy(), of_replica)
+                batches.append((int(count), on_host))
         return Predicted(batches, 1, 0, data_ended=False), [value.numpy() for value in values]
 
     def _build_function(self, request: StepRequest) -> Callable[..., Any]:

@@ -218,7 +218,8 @@ def over_range(
 
     before = (iterator.get_next_as_optional(), tf.constant(0, tf.int64))
     optional, end = tf.while_loop(lambda optional, _: _is_before(first, optional), skip, before)
-    passed = (first >= 0) & optional.has_value() & ~_is_before(first + 1, optional)
+    is_after_first = optional.has_value() & ~_is_before(first + 1, optional)
+    passed = (first >= 0) & is_after_first
 
     def running(taken: tf.Tensor, end: tf.Tensor, optional: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
         return (taken < count) & goes_on & optional.has_value() & ~passed
@@ -242,7 +243,13 @@ def of_one_element() -> dict[str, tf.Tensor]:
 
 
 def _is_before(first: tf.Tensor, optional: Any) -> tf.Tensor:
-    return tf.cond(optional.has_value(), lambda: optional.get_value()[0] < first, lambda: tf.constant(False))
+    """Report whether there is an element (number, element), and its number is below `first`: bool scalar."""
+
+    def is_number_before() -> tf.Tensor:
+        number, _ = optional.get_value()
+        return number < first
+
+    return tf.cond(optional.has_value(), is_number_before, lambda: tf.constant(False))
 
 
 # --- programs ---------------------------------------------------------------------------------------------------

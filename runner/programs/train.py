@@ -539,12 +539,15 @@ class TrainProgram(Program):
         for cut in cuts:
             fed_sums += cut.fed
         update = self.trace.function((losses, list(values)), in_update, with_inputs=False, feeds=[*fed_sums, *scales])
+        micro_batch = build_gradients([], self._effects(summaries=False))
+        last = build_gradients(extra, effects)
+        totals = self.trace.function(own_totals) if fed_totals else None
         return AccumulatedStep(
             cuts,
-            micro_batch=build_gradients([], self._effects(summaries=False)),
-            last=build_gradients(extra, effects),
+            micro_batch=micro_batch,
+            last=last,
             update=update,
-            totals=self.trace.function(own_totals) if fed_totals else None,
+            totals=totals,
             value_types=[value.dtype for value in values],
             num_micro_batches=self._pipeline.num_micro_batches,
             loss_scale=self.loss_scale,
