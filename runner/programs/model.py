@@ -259,32 +259,39 @@ class Model:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
-            shapes = {name: variable.shape for name, variable in self.store.saved.items()}
-            new = self._initial_values(reader, keys)
-            expected = {name: shape for name, shape in shapes.items() if name not in new}
-            keys_there = keys_in(reader, expected, keys)
-            if partly:
-                for name in shapes:
-                    if not reader.has(keys_there.get(name, name)):
-                        new[name] = None
-            check_shapes(reader, shapes, new, keys_there)
+            new, there = self._match(reader, keys, partly=partly)
             if path == self._values_of or (for_a_while and self.is_trained):
                 self.set_aside()
             # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
             self.begin_to_write()
-            read: dict[str, tuple[str, tf.DType]] = {}
-            for name in shapes:
-                if name not in new:
-                    read[name] = reader.entry(keys_there.get(name, name))
-            self.read(reader.path, read)
+            entries = {name: reader.entry(key) for name, key in there.items()}
+            self.read(reader.path, entries)
             # None, unless a Scaffold maps a name that the checkpoint has to a key that it lacks.
-            still_zero = self.store.begun_with_zeros - read.keys()
+            still_zero = self.store.begun_with_zeros - entries.keys()
             self.assign({name: self.store.initial_value(name) for name in still_zero})
             self.store.begun_with_zeros.clear()
-            self._initialize(new, read)  # afterwards, because it may copy values that were read
-            self._warn_of_learning_rates(read, path)
+            self._initialize(new, entries)  # afterwards, because it may copy values that were read
+            self._warn_of_learning_rates(entries, path)
         self._values_of = path
         self.keys = keys
+
+    def _match(self, reader: Reader, keys: Mapping[str, str], *, partly: bool) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return (initial values of the variables that a checkpoint lacks, name -> key there of the others).
+
+        Args:
+          reader: the checkpoint.
+          keys, partly: as in `restore`. A variable that keeps its value has the initial value None.
+        """
+        shapes = {name: variable.shape for name, variable in self.store.saved.items()}
+        new = self._initial_values(reader, keys)
+        expected = {name: shape for name, shape in shapes.items() if name not in new}
+        keys_there = keys_in(reader, expected, keys)
+        if partly:
+            for name in shapes:
+                if not reader.has(keys_there.get(name, name)):
+                    new[name] = None
+        check_shapes(reader, shapes, new, keys_there)
+        return new, {name: keys_there.get(name, name) for name in shapes if name not in new}
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
         """Load the warm start into a new model.
