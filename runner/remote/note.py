@@ -145,7 +145,7 @@ class Note:
         noted = self.files.get(name)
         if noted is None or noted.time is None:
             return False
-        return noted.bytes == fingerprint[0]
+        return bool(noted.bytes == fingerprint[0])
 
     def _sends(self, name: str) -> bool:
         """Report whether a folder sends files of this name: a worker's those that are not the chief's."""
