@@ -166,9 +166,13 @@ class Reader:
         program wrote the checkpoint.
         """
         values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
-        extra = {}
+        extra: dict[str, Any] = {}
         for name, value in values.items():
-            extra[name.removeprefix(EXTRA)] = json.loads(value) if isinstance(value, bytes) else value
+            key = name.removeprefix(EXTRA)
+            if isinstance(value, bytes):
+                extra[key] = json.loads(value)
+            else:
+                extra[key] = value
         return extra
 
     def has_iterator(self, worker: int) -> bool:
