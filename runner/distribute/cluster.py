@@ -29,24 +29,34 @@ class Cluster:
         if self == Cluster():
             return ""
         cluster = {name: list(addresses) for name, addresses in self.tasks.items()}
-        return json.dumps({"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}})
+        task = {"type": self.task_type, "index": self.task_index}
+        return json.dumps({"cluster": cluster, "task": task})
 
     def with_chief(self) -> Cluster:
         """Return the same processes with a chief. If there is none, worker 0 becomes it and the others move up."""
         workers = self.tasks.get("worker", ())
         if "chief" in self.tasks or not workers:
             return self
-        tasks = {**self.tasks, "chief": workers[:1], "worker": workers[1:]}
-        tasks = {kind: tasks[kind] for kind in ("chief", *self.tasks) if tasks[kind]}
+        tasks = {"chief": workers[:1]}
+        for task_type, addresses in self.tasks.items():
+            remaining = workers[1:] if task_type == "worker" else addresses
+            if remaining:
+                tasks[task_type] = remaining
         if self.task_type != "worker":
             return Cluster(self.task_type, self.task_index, tasks)
-        return Cluster("worker", self.task_index - 1, tasks) if self.task_index else Cluster("chief", 0, tasks)
+        if self.task_index == 0:
+            return Cluster("chief", 0, tasks)
+        return Cluster("worker", self.task_index - 1, tasks)
 
     def is_in(self, tasks: Mapping[str, Sequence[str]]) -> bool:
         """Report whether `tasks`, those of another process, have the chief and this place at the same addresses."""
-        places = (("chief", 0), (self.task_type, self.task_index))
-        ours, theirs = ([[*of.get(role, ())][i : i + 1] for role, i in places] for of in (self.tasks, tasks))
-        return ours == theirs
+        for task_type, index in (("chief", 0), (self.task_type, self.task_index)):
+            # A slice has one address, or none where the type has none of this index.
+            ours = list(self.tasks.get(task_type, ()))[index : index + 1]
+            theirs = list(tasks.get(task_type, ()))[index : index + 1]
+            if ours != theirs:
+                return False
+        return True
 
     def difference_to(self, tasks: Mapping[str, Sequence[str]]) -> str:
         """Return in words how the tasks that this process knows differ from those that another one knows, here first;
@@ -54,14 +64,14 @@ class Cluster:
         """
         own = dict(self.tasks)
         theirs = dict(tasks)
-        for one in (own, theirs):
-            one.pop("evaluator", None)
+        own.pop("evaluator", None)
+        theirs.pop("evaluator", None)
         if counted(own) != counted(theirs):
             return f"{counted(own)} here, {counted(theirs)} there"
         for name, addresses in own.items():
-            for index, pair in enumerate(zip(addresses, theirs[name], strict=True)):
-                if pair[0] != pair[1]:
-                    return f"{name} {index} at {pair[0]} here, at {pair[1]} there"
+            for index, (here, there) in enumerate(zip(addresses, theirs[name], strict=True)):
+                if here != there:
+                    return f"{name} {index} at {here} here, at {there} there"
         return ""
 
     @property
@@ -72,7 +82,9 @@ class Cluster:
     @property
     def name(self) -> str:
         """The readable name of the task: chief, worker:1, ps:0, evaluator."""
-        return self.role if self.role in ("chief", "evaluator") else f"{self.task_type}:{self.task_index}"
+        if self.role in ("chief", "evaluator"):
+            return self.role
+        return f"{self.task_type}:{self.task_index}"
 
     @property
     def is_chief(self) -> bool:
@@ -96,7 +108,8 @@ class Cluster:
         """The number of processes that train, the chief included; 1 for a single process."""
         if self.is_evaluator:
             return 1
-        return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ())) or 1
+        num_listed = len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ()))
+        return max(1, num_listed)
 
     @property
     def num_ps(self) -> int:
@@ -105,7 +118,10 @@ class Cluster:
     @property
     def worker_index(self) -> int:
         """The index among the processes that train; the chief is 0."""
-        return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
+        if self.task_type != "worker":
+            return self.task_index
+        num_before = len(self.tasks.get("chief", ()))
+        return num_before + self.task_index
 
 
 def counted(tasks: Mapping[str, Sequence[str]]) -> str:

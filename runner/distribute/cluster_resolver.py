@@ -33,8 +33,9 @@ class Detected:
     @property
     def has_others(self) -> bool:
         """Report whether other processes of this run were started from outside, each with its own supervisor."""
-        is_given = self.source in ("tf_config", "slurm", "sagemaker", "kubernetes")
-        return is_given and bool(self.cluster.tasks or self.has_evaluator or self.cluster.task_type == "evaluator")
+        if self.source not in ("tf_config", "slurm", "sagemaker", "kubernetes"):
+            return False
+        return bool(self.cluster.tasks) or self.has_evaluator or self.cluster.is_evaluator
 
 
 def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyConfig) -> Detected:
@@ -59,7 +60,8 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
         return _from_tf_config(env, settings, name)
     if slurm.is_in_step(env):
         return _from_slurm(env, settings, name)
-    if len(managed_jobs.sagemaker_hosts(env)[0]) > 1:
+    hosts, _ = managed_jobs.sagemaker_hosts(env)
+    if len(hosts) > 1:
         return _from_sagemaker(env, settings, name)
     if name in CLUSTER_STRATEGIES and kubernetes.is_in_set(env, settings.service):
         return _from_kubernetes(env, settings, name)
@@ -76,57 +78,90 @@ def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: s
         why += " It names no chief, so worker 0 is the chief, and the following workers count from 0."
     has_evaluator = settings.evaluator or given.task_type == "evaluator" or "evaluator" in given.tasks
     place = Cluster(given.task_type, given.task_index, tasks)
-    return Detected(_fitting(place, strategy, "TF_CONFIG"), "tf_config", why, has_evaluator)
+    return Detected(_fit_to_strategy(place, strategy, "TF_CONFIG"), "tf_config", why, has_evaluator)
 
 
 def _from_slurm(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
     rank, addresses = slurm.read_slurm(env, settings.port)
-    place = _by_rank(rank, addresses, settings, strategy, f"Slurm, with {len(addresses)} tasks (srun --ntasks)")
+    source = f"Slurm, with {len(addresses)} tasks (srun --ntasks)"
+    place = _place_by_rank(rank, addresses, settings, strategy, source)
     nodes = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
     why = f"SLURM_PROCID={rank}: task {rank} of {len(addresses)} that srun started on {', '.join(nodes)}."
-    return Detected(_fitting(place, strategy, "Slurm"), "slurm", why, settings.evaluator)
+    return Detected(_fit_to_strategy(place, strategy, "Slurm"), "slurm", why, settings.evaluator)
 
 
 def _from_sagemaker(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
     hosts, host = managed_jobs.sagemaker_hosts(env)
     if host not in hosts:
         raise ConfigError(f"SM_CURRENT_HOST={host} is not in SM_HOSTS of a training job: {', '.join(hosts) or 'none'}.")
-    addresses = [f"{name}:{settings.port or kubernetes.PORT}" for name in hosts]
-    place = _by_rank(hosts.index(host), addresses, settings, strategy, "SageMaker")
+    port = settings.port or kubernetes.PORT
+    addresses = [f"{name}:{port}" for name in hosts]
+    place = _place_by_rank(hosts.index(host), addresses, settings, strategy, "SageMaker")
     why = f"SM_CURRENT_HOST={host}: one of {len(hosts)} hosts of a SageMaker training job (SM_HOSTS)."
-    return Detected(_fitting(place, strategy, "SageMaker"), "sagemaker", why, settings.evaluator)
+    return Detected(_fit_to_strategy(place, strategy, "SageMaker"), "sagemaker", why, settings.evaluator)
 
 
 def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
     pod = kubernetes.read_pod(env, settings.service)
+    hostname = env["HOSTNAME"]
     trainers = task_counts(settings, strategy)
-    counts = {**trainers, **({"evaluator": 1} if settings.evaluator else {})}
+    counts = {**trainers, "evaluator": 1} if settings.evaluator else trainers
+    _check_index(pod, hostname, counts, settings, strategy)
     if pod.role:
-        if not pod.index < counts.get(pod.role, 0):
-            raise ConfigError(
-                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is {pod.role} {pod.index}, but strategy={strategy} has "
-                f"{_counted_by(counts)} ({_keys(settings)}). Set the same numbers in the manifest and the config."
-            )
         tasks = {role: pod.addresses(role, count, settings.service, settings.port) for role, count in trainers.items()}
         place = Cluster(pod.role, pod.index, tasks)
     else:
         total = pod.total or sum(counts.values())
-        if pod.index >= total:
-            said = "the manifest says" if pod.total else f"strategy={strategy} has"
-            fix = (
-                f"set {kubernetes.PODS_PER_JOB} and {kubernetes.NUM_JOBS} to the Jobs' completions and replicas."
-                if pod.total
-                else f"{_counted_by(counts)} ({_keys(settings)}). Set these keys to match the Job's completions."
-            )
-            this = f"HOSTNAME={env['HOSTNAME']} is pod {pod.index}"
-            raise ConfigError(f"Kubernetes: {this}, but {said} {total}, 0 to {total - 1}: {fix}")
         addresses = pod.addresses("", total, settings.service, settings.port)
-        place = _by_rank(pod.index, addresses, settings, strategy, "Kubernetes")
-    index = "JOB_COMPLETION_INDEX and " if "JOB_COMPLETION_INDEX" in env else ""
-    of = f"{_counted_by(counts)}, as the config says ({_keys(settings)})" if pod.total is None else f"{pod.total}"
-    in_set = f", {pod.replicated_job} of the JobSet {pod.owner}" if pod.replicated_job else ""
-    why = f"{index}HOSTNAME={env['HOSTNAME']}{in_set}: one pod of {of}."
-    return Detected(_fitting(place, strategy, "Kubernetes"), "kubernetes", why, settings.evaluator)
+        place = _place_by_rank(pod.index, addresses, settings, strategy, "Kubernetes")
+    found_by = f"HOSTNAME={hostname}"
+    if "JOB_COMPLETION_INDEX" in env:
+        found_by = f"JOB_COMPLETION_INDEX and {found_by}"
+    if pod.replicated_job:
+        found_by += f", {pod.replicated_job} of the JobSet {pod.owner}"
+    if pod.total is None:
+        all_pods = f"{_in_words(counts)}, as the config says ({_format_keys(settings)})"
+    else:
+        all_pods = str(pod.total)
+    why = f"{found_by}: one pod of {all_pods}."
+    return Detected(_fit_to_strategy(place, strategy, "Kubernetes"), "kubernetes", why, settings.evaluator)
+
+
+def _check_index(
+    pod: kubernetes.Pod, hostname: str, counts: Mapping[str, int], settings: ClusterConfig, strategy: str
+) -> None:
+    """Check that the index of a pod is one of those that the manifest, or else the config, has.
+
+    Args:
+      pod: this pod.
+      hostname: its name.
+      counts: task type -> number of processes that the config asks for, with the evaluator.
+      settings: the group `cluster`.
+      strategy: the name of the strategy.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    if pod.role:
+        if pod.index >= counts.get(pod.role, 0):
+            raise ConfigError(
+                f"Kubernetes: HOSTNAME={hostname} is {pod.role} {pod.index}, but strategy={strategy} has "
+                f"{_in_words(counts)} ({_format_keys(settings)}). Set the same numbers in the manifest and the config."
+            )
+        return
+    total = pod.total or sum(counts.values())
+    if pod.index < total:
+        return
+    this = f"HOSTNAME={hostname} is pod {pod.index}"
+    if pod.total is not None:
+        raise ConfigError(
+            f"Kubernetes: {this}, but the manifest says {total}, 0 to {total - 1}: set {kubernetes.PODS_PER_JOB} and "
+            f"{kubernetes.NUM_JOBS} to the Jobs' completions and replicas."
+        )
+    raise ConfigError(
+        f"Kubernetes: {this}, but strategy={strategy} has {total}, 0 to {total - 1}: {_in_words(counts)} "
+        f"({_format_keys(settings)}). Set these keys to match the Job's completions."
+    )
 
 
 def _local(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
@@ -150,7 +185,7 @@ _DETECTORS: Mapping[str, Callable[[Mapping[str, str], ClusterConfig, str], Detec
 }
 
 
-def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strategy: str, source: str) -> Cluster:
+def _place_by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strategy: str, source: str) -> Cluster:
     """Return the place of a process that is told apart only by its rank.
 
     Ranks are given to the chief first, then to parameter servers, workers and the evaluator.
@@ -167,13 +202,17 @@ def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strat
     """
     trainers = list(addresses[: len(addresses) - settings.evaluator])
     num_ps = settings.num_ps if strategy == "parameter_server" else 0
-    if len(trainers) < 1 + num_ps + bool(num_ps):
-        needed = {"chief": 1, "ps": num_ps, "worker": int(bool(num_ps)), "evaluator": int(settings.evaluator)}
+    # A coordinator of parameter servers does not train itself; a chief may be the only one that trains.
+    least_workers = 1 if num_ps else 0
+    first_worker = 1 + num_ps
+    if len(trainers) < first_worker + least_workers:
+        needed = {"chief": 1, "ps": num_ps, "worker": least_workers, "evaluator": int(settings.evaluator)}
+        needed = {role: count for role, count in needed.items() if count}
         raise ConfigError(
-            f"{source}: strategy={strategy} needs at least {_counted_by({k: n for k, n in needed.items() if n})}, but "
-            f"there are {len(addresses)} processes."
+            f"{source}: strategy={strategy} needs at least {_in_words(needed)}, but there are {len(addresses)} "
+            "processes."
         )
-    tasks = {"chief": trainers[:1], "ps": trainers[1 : 1 + num_ps], "worker": trainers[1 + num_ps :]}
+    tasks = {"chief": trainers[:1], "ps": trainers[1:first_worker], "worker": trainers[first_worker:]}
     tasks = {role: listed for role, listed in tasks.items() if listed}
     for role, listed in tasks.items():
         if rank < len(listed):
@@ -182,23 +221,23 @@ def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strat
     return Cluster("evaluator", 0, tasks)
 
 
-def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
+def _fit_to_strategy(place: Cluster, strategy: str, source: str) -> Cluster:
     """Return `place` in the form that `strategy` needs.
 
     Raises:
       ConfigError: the strategy cannot use these processes.
     """
-    tasks, task_type = dict(place.tasks), place.task_type
+    tasks = place.tasks
     if strategy not in CLUSTER_STRATEGIES:
-        trainers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
-        if trainers > 1 or "ps" in tasks:
+        num_trainers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
+        if num_trainers > 1 or "ps" in tasks:
+            fitting_strategy = "parameter_server" if "ps" in tasks else "multi_worker"
             raise ConfigError(
                 f"{source} names several processes ({counted(tasks)}), but strategy={strategy} trains in one. Use "
-                f"strategy={'parameter_server' if 'ps' in tasks else 'multi_worker'}; or, to run each process "
-                "independently, cluster.resolver=local."
+                f"strategy={fitting_strategy}; or, to run each process independently, cluster.resolver=local."
             )
-        return Cluster("evaluator", 0) if task_type == "evaluator" else ALONE
-    if task_type == "evaluator" and not tasks:  # an evaluator needs only the checkpoints, not the cluster
+        return Cluster("evaluator", 0) if place.is_evaluator else ALONE
+    if place.is_evaluator and not tasks:  # an evaluator needs only the checkpoints, not the cluster
         return place
     if strategy == "parameter_server":
         fitted = place.with_chief()
@@ -221,12 +260,13 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
     return place.with_chief()
 
 
-def _counted_by(counts: Mapping[str, int]) -> str:
+def _in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {role}" for role, count in counts.items())
 
 
-def _keys(settings: ClusterConfig) -> str:
+def _format_keys(settings: ClusterConfig) -> str:
+    """Return the keys that say how many processes there are, as a user writes them."""
+    evaluator = str(settings.evaluator).lower()
     return (
-        f"cluster.num_workers={settings.num_workers}, cluster.num_ps={settings.num_ps}, "
-        f"cluster.evaluator={str(settings.evaluator).lower()}"
+        f"cluster.num_workers={settings.num_workers}, cluster.num_ps={settings.num_ps}, cluster.evaluator={evaluator}"
     )

@@ -26,7 +26,7 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 # Vectors are padded to this length, or to a larger power of two, because TensorFlow traces one function for each
 # length. The vectors include the losses of loops, whose lengths differ.
-_FEWEST = 16
+_LEAST_SIZE = 16
 
 # No timeout: the other workers wait in a sum while one writes a checkpoint or evaluates. Heartbeats detect lost peers.
 _PATIENT_SECS = 1e9
@@ -47,7 +47,9 @@ class Collectives:
     end the loop on all workers.
     """
 
-    num_workers, worker_index, is_chief = 1, 0, True
+    num_workers = 1
+    worker_index = 0
+    is_chief = True
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the workers, element by element in float64.
@@ -101,7 +103,8 @@ class Collectives:
         """
         digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
         # 48 bits: a sum of such numbers is exact in float64.
-        if len(set(self.gather(int.from_bytes(digest, "big")))) == 1:
+        digests = self.gather(int.from_bytes(digest, "big"))
+        if len(set(digests)) == 1:
             return []
         return self.gather_texts(text)
 
@@ -143,7 +146,9 @@ class WorkerCollectives(Collectives):
     def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         resolver = strategy.cluster_resolver
         me = Cluster(resolver.task_type or "worker", resolver.task_id or 0, resolver.cluster_spec().as_dict())
-        self.num_workers, self.worker_index, self.is_chief = me.num_workers, me.worker_index, me.is_chief
+        self.num_workers = me.num_workers
+        self.worker_index = me.worker_index
+        self.is_chief = me.is_chief
         self._strategy = strategy
         self._patient = tf.distribute.experimental.CommunicationOptions(timeout_seconds=_PATIENT_SECS)
         self._functions: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
@@ -153,11 +158,11 @@ class WorkerCollectives(Collectives):
         self._listener = listener
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        return self._total(values).tolist()
+        return self._sum_array(values).tolist()
 
-    def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    def _sum_array(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Return the sums over the workers, float64 `[values]`."""
-        size = max(_FEWEST, 1 << (len(values) - 1).bit_length())
+        size = max(_LEAST_SIZE, 1 << (len(values) - 1).bit_length())
         padded = np.zeros(size)
         padded[: len(values)] = values
         if size not in self._functions:
@@ -182,10 +187,12 @@ class WorkerCollectives(Collectives):
         return self.sum([float(flag)])[0] > 0
 
     def broadcast(self, values: Sequence[float]) -> list[float]:
-        return self.sum(values if self.is_chief else [0.0] * len(values))
+        own = values if self.is_chief else [0.0] * len(values)
+        return self.sum(own)
 
     def broadcast_text(self, text: str) -> str:
-        return self.gather_texts(text if self.is_chief else "")[0]
+        own = text if self.is_chief else ""
+        return self.gather_texts(own)[0]
 
     def gather(self, value: float) -> list[float]:
         mine = [0.0] * self.num_workers
@@ -199,12 +206,13 @@ class WorkerCollectives(Collectives):
         sizes = [int(size) for size in self.gather(len(data))]
         lengths = [-(-size // _WORD.itemsize) for size in sizes]
         begin = sum(lengths[: self.worker_index])
+        end = begin + lengths[self.worker_index]
+        padding = bytes(-len(data) % _WORD.itemsize)
         # Each worker fills its own part, so that the sum has the bytes of all, one after the other. A number of 32 bits
         # is exact in float64.
         words = np.zeros(sum(lengths))
-        own = data + bytes(-len(data) % _WORD.itemsize)
-        words[begin : begin + lengths[self.worker_index]] = np.frombuffer(own, _WORD)
-        together = self._total(words).astype(_WORD)
+        words[begin:end] = np.frombuffer(data + padding, _WORD)
+        together = self._sum_array(words).astype(_WORD)
         ends = np.cumsum(lengths)[:-1]
         parts = np.split(together, ends)
         return [part.tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
@@ -219,7 +227,8 @@ class WorkerCollectives(Collectives):
             mine = tf.identity(value) if local_replica() == 0 else tf.zeros_like(value)  # on the replica's device
             return tf.distribute.get_replica_context().all_reduce(_SUM, mine, options)
 
-        return self._strategy.experimental_local_results(self._strategy.run(of_replica))[0]
+        total = self._strategy.run(of_replica)
+        return self._strategy.experimental_local_results(total)[0]
 
     @contextlib.contextmanager
     def noticing_lost_peers(self) -> Iterator[None]:
@@ -227,7 +236,7 @@ class WorkerCollectives(Collectives):
             yield
         except tf.errors.OpError as error:
             if is_loss_of_peer(error):
-                raise PeerLost(f"a worker of the cluster was lost: {_reason(error)}") from error
+                raise PeerLost(f"a worker of the cluster was lost: {_find_reason(error)}") from error
             raise
 
 
@@ -253,14 +262,17 @@ def check_evaluation(training: Any, evaluation: Any) -> None:
 
 def collectives_of(strategy: tf.distribute.Strategy | None) -> Collectives:
     """Return the collectives of the processes that train with `strategy`; for workers, one object for all who ask."""
+    if is_parameter_server(strategy):
+        return CoordinatorCollectives()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        together = _of_workers(strategy)
-        return together if together.num_workers > 1 else SINGLE_PROCESS
-    return CoordinatorCollectives() if is_parameter_server(strategy) else SINGLE_PROCESS
+        of_workers = _build_for_workers(strategy)
+        if of_workers.num_workers > 1:
+            return of_workers
+    return SINGLE_PROCESS
 
 
 @functools.cache
-def _of_workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> WorkerCollectives:
+def _build_for_workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> WorkerCollectives:
     # Each object traces the functions of its sums anew, which took a twentieth of the start of two workers.
     return WorkerCollectives(strategy)
 
@@ -269,7 +281,8 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Return arrays with their names, dtypes and shapes as bytes, in messages of TensorFlow."""
     message = tf.compat.v1.NameAttrList()
     for name, array in arrays.items():
-        message.attr[name].tensor.CopyFrom(tf.make_tensor_proto(array, tf.as_dtype(array.dtype)))
+        tensor = tf.make_tensor_proto(array, tf.as_dtype(array.dtype))
+        message.attr[name].tensor.CopyFrom(tensor)
     packed: bytes = message.SerializeToString()
     return packed
 
@@ -283,10 +296,17 @@ def is_loss_of_peer(error: BaseException) -> bool:
     """Report whether TensorFlow raised `error` because another process or its connection ended."""
     if isinstance(error, _LOST):
         return True
-    return isinstance(error, tf.errors.OpError) and any(words in str(error) for words in _LOST_WORDS)
+    return isinstance(error, tf.errors.OpError) and _tells_of_loss(str(error))
 
 
-def _reason(error: tf.errors.OpError) -> str:
+def _find_reason(error: tf.errors.OpError) -> str:
     """Return the line of TensorFlow's message that says what happened to the peer."""
     lines = str(error.message).splitlines()
-    return next((line for line in lines if any(words in line for words in _LOST_WORDS)), lines[0] if lines else "")
+    for line in lines:
+        if _tells_of_loss(line):
+            return line
+    return lines[0] if lines else ""
+
+
+def _tells_of_loss(text: str) -> bool:
+    return any(words in text for words in _LOST_WORDS)

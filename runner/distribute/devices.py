@@ -59,9 +59,10 @@ def session_config() -> tf.compat.v1.ConfigProto:
     """
     gpus = tf.config.list_physical_devices("GPU")
     grows = any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
+    threading = tf.config.threading
     return tf.compat.v1.ConfigProto(
-        inter_op_parallelism_threads=tf.config.threading.get_inter_op_parallelism_threads(),
-        intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(),
+        inter_op_parallelism_threads=threading.get_inter_op_parallelism_threads(),
+        intra_op_parallelism_threads=threading.get_intra_op_parallelism_threads(),
         gpu_options=tf.compat.v1.GPUOptions(allow_growth=grows),
     )
 
@@ -86,10 +87,15 @@ def describe_devices(strategy: EvalStrategyConfig, replicas: int) -> str:
 
     The names are those of this process's devices; other workers are assumed to have the same devices.
     """
-    is_on_cpu = strategy.virtual_devices or any("cpu" in device.lower() for device in strategy.devices or ())
-    for kind in () if is_on_cpu else ("TPU", "GPU"):
-        devices = tf.config.list_logical_devices(kind) and tf.config.get_visible_devices(kind)
-        if devices:
-            name = tf.config.experimental.get_device_details(devices[0]).get("device_name", kind)
-            return f"{replicas} x {name}"
-    return f"CPU, {counted(len(os.sched_getaffinity(0)), 'core')}"
+    names_a_cpu = any("cpu" in device.lower() for device in strategy.devices or ())
+    is_on_cpu = strategy.virtual_devices or names_a_cpu
+    if not is_on_cpu:
+        for kind in ("TPU", "GPU"):
+            if not tf.config.list_logical_devices(kind):
+                continue
+            devices = tf.config.get_visible_devices(kind)
+            if devices:
+                name = tf.config.experimental.get_device_details(devices[0]).get("device_name", kind)
+                return f"{replicas} x {name}"
+    num_cores = len(os.sched_getaffinity(0))
+    return f"CPU, {counted(num_cores, 'core')}"

@@ -16,5 +16,6 @@ def tells_of_a_lost_peer(error: BaseException, cluster: Cluster) -> bool:
     """Report whether a task stopped because of another task of the cluster."""
     if isinstance(error, PeerLost):
         return True
-    of_tensorflow = type(error).__module__.startswith("tensorflow.")
-    return cluster.num_workers > 1 and of_tensorflow and type(error).__name__ in OF_A_LOST_PEER
+    kind = type(error)
+    is_of_tensorflow = kind.__module__.startswith("tensorflow.")
+    return cluster.num_workers > 1 and is_of_tensorflow and kind.__name__ in OF_A_LOST_PEER

@@ -101,7 +101,7 @@ class FoundCalls(GradientCalls):
         self._given: dict[Any, tf.Tensor] = {}
 
     def of_call(self, number: int, pairs: Pairs) -> list[Any]:
-        marked = [_marked(gradient) for gradient, _ in pairs]
+        marked = [_mark(gradient) for gradient, _ in pairs]
         for tensor in _tensors(marked):
             self._call_of[tensor.ref()] = number
         return marked
@@ -111,7 +111,7 @@ class FoundCalls(GradientCalls):
             return list(pairs)
         marked_pairs = []
         for gradient, variable in pairs:
-            marked = _marked(gradient)
+            marked = _mark(gradient)
             for given, own in zip(_tensors([marked]), _tensors([gradient]), strict=True):
                 self._given[given.ref()] = own
             marked_pairs.append((marked, variable))
@@ -194,23 +194,24 @@ def calls_of_model_fn(calls: GradientCalls) -> contextlib.AbstractContextManager
     return replaced(_of_thread, "calls", calls)
 
 
-def _marked(gradient: Any) -> Any:
-    """Return tensors on which nothing else depends: a result of a call may also be used on the way to another."""
+def _mark(gradient: Any) -> Any:
+    """Return a copy on which nothing else depends: a result of a call may also be used on the way to another."""
     if gradient is None:
         return None
     with v1.name_scope("runner/"):
         if not isinstance(gradient, tf.IndexedSlices):
             return tf.identity(gradient)
         indices = tf.identity(gradient.indices)
-        return tf.IndexedSlices(tf.identity(gradient.values), indices, gradient.dense_shape)
+        values = tf.identity(gradient.values)
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def _tensors(gradients: Iterable[Any]) -> list[tf.Tensor]:
     """Return the tensors of gradients that differ from step to step."""
     tensors = []
-    for one in gradients:
-        if isinstance(one, tf.IndexedSlices):
-            tensors += [one.values, one.indices]
-        elif one is not None:
-            tensors.append(one)
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            tensors += [gradient.values, gradient.indices]
+        elif gradient is not None:
+            tensors.append(gradient)
     return tensors

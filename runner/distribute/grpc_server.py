@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -56,16 +57,18 @@ def serve_the_coordinator(
       TimeoutError: the coordinator has not answered within `timeout_secs`.
     """
     (address,) = cluster.tasks["chief"]
-    started, answered = time.monotonic(), None
+    started = time.monotonic()
+    answered: float | None = None  # the time of the last answer
     while answered is None or time.monotonic() - answered < GONE_SECS:
         if answers(address, GONE_SECS):
             answered = time.monotonic()
-        elif answered is None and is_over():
-            return
-        elif answered is None and time.monotonic() - started > timeout_secs:
-            raise TimeoutError(
-                f"The coordinator of the parameter servers, {address}, did not join within {timeout_secs:.0f} s."
-            )
+        elif answered is None:
+            if is_over():
+                return
+            if time.monotonic() - started > timeout_secs:
+                raise TimeoutError(
+                    f"The coordinator of the parameter servers, {address}, did not join within {timeout_secs:.0f} s."
+                )
         time.sleep(LOOK_SECS)
 
 
@@ -83,29 +86,31 @@ PERIOD_SECS = 0.02
 @contextlib.contextmanager
 def kept_local(cluster: Cluster) -> Iterator[None]:
     """Make every port that is opened inside this context unreachable from other hosts, if `cluster` is on this host."""
-    addresses = [address for addresses in cluster.tasks.values() for address in addresses]
-    if not addresses or not all(address.startswith("127.0.0.1:") for address in addresses):
+    addresses = list(itertools.chain.from_iterable(cluster.tasks.values()))
+    is_on_this_host = all(address.startswith("127.0.0.1:") for address in addresses)
+    if not addresses or not is_on_this_host:
         yield
         return
-    ended, before = threading.Event(), set(_listening())
-    thread = threading.Thread(target=_watch, args=(ended, before), daemon=True, name="loopback")
+    ended = threading.Event()
+    known = set(_list_listening())
+    thread = threading.Thread(target=_close_new_to_others, args=(ended, known), daemon=True, name="loopback")
     thread.start()  # a thread, because a server listens for seconds while its strategy waits for the other tasks
     try:
         yield
     finally:
         ended.set()
         thread.join()
-        _close_to_others(before)
+        _close_to_others(known)
 
 
-def _watch(ended: threading.Event, known: set[int]) -> None:
+def _close_new_to_others(ended: threading.Event, known: set[int]) -> None:
     while not ended.wait(PERIOD_SECS):
         _close_to_others(known)
 
 
 def _close_to_others(known: set[int]) -> None:
     """Bind the listening sockets that are not in `known` to the loopback device, and add them to `known`."""
-    for descriptor in set(_listening()) - known:
+    for descriptor in set(_list_listening()) - known:
         known.add(descriptor)
         try:
             with socket.socket(fileno=os.dup(descriptor)) as listening:
@@ -118,7 +123,7 @@ def _close_to_others(known: set[int]) -> None:
             )
 
 
-def _listening() -> list[int]:
+def _list_listening() -> list[int]:
     """Return the file descriptors of this process that listen for TCP connections."""
     connections = psutil.Process().net_connections("tcp")
     return [connection.fd for connection in connections if connection.status == psutil.CONN_LISTEN]

@@ -22,9 +22,12 @@ JOB_SET = {
     "JOBSET_NAME": "jobset-name", "JOBSET_REPLICATED_JOB": "replicatedjob-name", "JOBSET_JOB_INDEX": "job-index",
 }  # fmt: skip
 """Environment variable that the manifest of a JobSet sets -> the label of the pod that it is set to."""
-_FIELD = "metadata.labels['jobset.sigs.k8s.io/{}']"
-PODS_PER_JOB, NUM_JOBS = "JOBSET_PODS_PER_JOB", "JOBSET_REPLICAS"
-"""Environment variables with the numbers of a manifest: `completions` and `replicas` of the replicated job."""
+PODS_PER_JOB = "JOBSET_PODS_PER_JOB"
+"""Environment variable with a number of the manifest: `completions` of the replicated job."""
+NUM_JOBS = "JOBSET_REPLICAS"
+"""Environment variable with a number of the manifest: `replicas` of the replicated job."""
+_LEAST = {PODS_PER_JOB: 1, NUM_JOBS: 1, "JOBSET_JOB_INDEX": 0, "JOB_COMPLETION_INDEX": 0}
+"""Environment variable that holds a number -> the smallest number that it can have."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,13 @@ class Pod:
     def addresses(self, role: str, count: int, service: str | None, port: int | None) -> Sequence[str]:
         """Return the addresses of the first `count` pods of the owner with `role`."""
         name = "-".join(filter(None, (self.owner, role or self.replicated_job)))
+        subdomain = service or self.owner
         per_job = self.per_job or count
-        jobs = [f"{index // per_job}-{index % per_job}" if self.replicated_job else index for index in range(count)]
-        return [f"{name}-{index}.{service or self.owner}:{port or PORT}" for index in jobs]
+        addresses = []
+        for index in range(count):
+            place = f"{index // per_job}-{index % per_job}" if self.replicated_job else str(index)
+            addresses.append(f"{name}-{place}.{subdomain}:{port or PORT}")
+        return addresses
 
 
 def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
@@ -66,16 +73,15 @@ def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
         name ends in an index, but Kubernetes' own variable is not set.
     """
     is_ordinal = bool(service) and re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")) is not None
-    is_there = not env.keys().isdisjoint(("JOB_COMPLETION_INDEX", *JOB_SET)) or (
-        "KUBERNETES_SERVICE_HOST" in env and is_ordinal
-    )
-    if is_ordinal and not is_there:
+    is_in_job = not env.keys().isdisjoint(("JOB_COMPLETION_INDEX", *JOB_SET))
+    is_on_kubernetes = is_in_job or "KUBERNETES_SERVICE_HOST" in env
+    if is_ordinal and not is_on_kubernetes:
         raise ConfigError(
             f"cluster.service={service} and HOSTNAME={env['HOSTNAME']} look like a pod of a StatefulSet, but "
             "KUBERNETES_SERVICE_HOST is not set. Set cluster.resolver=kubernetes to join the other pods, or "
             "cluster.resolver=local to train on this host alone."
         )
-    return is_there
+    return is_in_job or (is_ordinal and is_on_kubernetes)
 
 
 def read_pod(env: Mapping[str, str], service: str | None) -> Pod:
@@ -86,12 +92,13 @@ def read_pod(env: Mapping[str, str], service: str | None) -> Pod:
         the labels on.
     """
     name = env.get("HOSTNAME", "")
-    if (pod := _pod_of_job_set(env, name, service)) is not None:
+    pod = _pod_of_job_set(env, name, service)
+    if pod is not None:
         return pod
     match = re.fullmatch(r"(.+)-(\d+)", name)
     index = env.get("JOB_COMPLETION_INDEX")
-    if match is None or (index is not None and index != match[2]):
-        ends = f"-{index} (JOB_COMPLETION_INDEX)" if index is not None else "-<index>"
+    ends = "-<index>" if index is None else f"-{index} (JOB_COMPLETION_INDEX)"
+    if match is None or index not in (None, match[2]):
         raise ConfigError(
             f"Kubernetes: HOSTNAME={name} does not end in {ends}, so the names of the other pods are not known. Use a "
             "Job with completionMode: Indexed, or a StatefulSet, without hostNetwork: true (see deploy/README.md)."
@@ -105,52 +112,86 @@ def read_pod(env: Mapping[str, str], service: str | None) -> Pod:
 def _pod_of_job_set(env: Mapping[str, str], hostname: str, service: str | None) -> Pod | None:
     """Return the pod that the variables of JOB_SET describe; None if it is not one of a JobSet.
 
-    The Job `digits-7` alone also makes a pod `digits-7-0`. What it has and a JobSet's manifest need not have is a name
-    of the Service in the config, and no role before the number.
-
     Raises:
       ConfigError: the variables are missing, or contradict each other or the host name, or the number of pods is not
         known.
     """
     missing = [variable for variable in JOB_SET if not env.get(variable)]
     index = env.get("JOB_COMPLETION_INDEX", "")
-    seems = re.fullmatch(rf"(.+?)-\d+-{re.escape(index)}", hostname) if index else None
-    has_role = seems is not None and seems[1].rpartition("-")[2] in TASK_TYPES
-    is_meant = len(missing) < len(JOB_SET) or (seems is not None and (has_role or not service))
-    if not is_meant:
-        return None
     if missing:
-        lines = "\n".join(
-            f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{_FIELD.format(JOB_SET[variable])}"}}}}}}'
-            for variable in missing
-        )
-        job = hostname.rpartition("-")[0]
-        own = f"\nIf it is a Job named {job}, set cluster.service={job}, its Service."
-        alone = own if seems and not has_role else ""
-        raise ConfigError(
-            f"Kubernetes: HOSTNAME={hostname} seems to be a pod of a JobSet or TrainJob, whose manifest does not say "
-            f"which. Add to the container of each replicated job:\nenv:\n{lines}{alone}"
-        )
-    owner, replicated_job, job = (env[variable] for variable in JOB_SET)
+        _check_needs_no_labels(hostname, index, service, missing)
+        return None
+    owner = env["JOBSET_NAME"]
+    replicated_job = env["JOBSET_REPLICATED_JOB"]
+    job = env["JOBSET_JOB_INDEX"]
     if hostname != f"{owner}-{replicated_job}-{job}-{index}":
         raise ConfigError(
             f"Kubernetes: HOSTNAME={hostname} is not {owner}-{replicated_job}-{job}-{index or '<index>'}, as "
             f"{', '.join(JOB_SET)} and JOB_COMPLETION_INDEX say. Use completionMode: Indexed, without hostNetwork."
         )
-    for variable, least in {PODS_PER_JOB: 1, NUM_JOBS: 1, "JOBSET_JOB_INDEX": 0, "JOB_COMPLETION_INDEX": 0}.items():
-        if variable in env and not (re.fullmatch("[0-9]+", env[variable]) and int(env[variable]) >= least):
-            raise ConfigError(f"Kubernetes: {variable}={env[variable]} is not a number of {least} or more.")
-    per_job = int(env[PODS_PER_JOB]) if PODS_PER_JOB in env else None
-    role = replicated_job if replicated_job in TASK_TYPES else ""
-    if int(job) and (role or not per_job):
-        raise ConfigError(
-            f"Kubernetes: HOSTNAME={hostname} is in Job {job} of {replicated_job}. "
-            + (
-                f"Let {role} have one Job, with its pods as completions and parallelism: replicas: 1."
-                if role
-                else f"Add to env, with the number of pods of each Job (completions): {{name: {PODS_PER_JOB}, value: "
-                f'"..."}}, and {{name: {NUM_JOBS}, value: "..."}}.'
+    for variable, least in _LEAST.items():
+        _check_number(env, variable, least)
+    is_in_first_job = int(job) == 0
+    in_other_job = f"Kubernetes: HOSTNAME={hostname} is in Job {job} of {replicated_job}."
+    if replicated_job in TASK_TYPES:
+        if not is_in_first_job:
+            raise ConfigError(
+                f"{in_other_job} Let {replicated_job} have one Job, with its pods as completions and parallelism: "
+                "replicas: 1."
             )
-        )
-    total = per_job * int(env.get(NUM_JOBS, 1)) if per_job and not role else None
-    return Pod(owner, role, int(job) * (per_job or 0) + int(index), replicated_job, None if role else per_job, total)
+        return Pod(owner, replicated_job, int(index), replicated_job)
+    if PODS_PER_JOB not in env:
+        if not is_in_first_job:
+            raise ConfigError(
+                f"{in_other_job} Add to env, with the number of pods of each Job (completions): {{name: "
+                f'{PODS_PER_JOB}, value: "..."}}, and {{name: {NUM_JOBS}, value: "..."}}.'
+            )
+        return Pod(owner, "", int(index), replicated_job)
+    per_job = int(env[PODS_PER_JOB])
+    total = per_job * int(env.get(NUM_JOBS, 1))
+    return Pod(owner, "", int(job) * per_job + int(index), replicated_job, per_job, total)
+
+
+def _check_needs_no_labels(hostname: str, index: str, service: str | None, missing: Sequence[str]) -> None:
+    """Check that a pod without all variables of JOB_SET is not one of a JobSet, whose labels alone say its place.
+
+    The Job `digits-7` alone also makes a pod `digits-7-0`. What it has and a JobSet's manifest need not have is a name
+    of the Service in the config, and no role before the number.
+
+    Args:
+      hostname: the name of the pod.
+      index: JOB_COMPLETION_INDEX; '': not set.
+      service: `cluster.service`.
+      missing: the variables of JOB_SET that are not set.
+
+    Raises:
+      ConfigError: it has some of these variables, or the name of a JobSet's pod.
+    """
+    has_some_labels = len(missing) < len(JOB_SET)
+    seems = re.fullmatch(rf"(.+?)-\d+-{re.escape(index)}", hostname) if index else None
+    has_role = seems is not None and seems[1].rpartition("-")[2] in TASK_TYPES
+    is_named_like_one = seems is not None and (has_role or not service)
+    if not has_some_labels and not is_named_like_one:
+        return
+    lines = []
+    for variable in missing:
+        field = f"metadata.labels['jobset.sigs.k8s.io/{JOB_SET[variable]}']"
+        lines.append(f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{field}"}}}}}}')
+    env_lines = "\n".join(lines)
+    if_alone = ""
+    if seems is not None and not has_role:
+        job = hostname.rpartition("-")[0]
+        if_alone = f"\nIf it is a Job named {job}, set cluster.service={job}, its Service."
+    raise ConfigError(
+        f"Kubernetes: HOSTNAME={hostname} seems to be a pod of a JobSet or TrainJob, whose manifest does not say "
+        f"which. Add to the container of each replicated job:\nenv:\n{env_lines}{if_alone}"
+    )
+
+
+def _check_number(env: Mapping[str, str], variable: str, least: int) -> None:
+    if variable not in env:
+        return
+    text = env[variable]
+    is_number = re.fullmatch("[0-9]+", text) is not None
+    if not is_number or int(text) < least:
+        raise ConfigError(f"Kubernetes: {variable}={text} is not a number of {least} or more.")

@@ -19,13 +19,19 @@ def local_places(config: Config, ports: Callable[[int], Sequence[int]] | None = 
       config: the config.
       ports: returns a number of free ports; None: ask the operating system.
     """
-    settings, tasks = config.cluster, dict[str, list[str]]()
+    settings = config.cluster
+    tasks: dict[str, list[str]] = {}
     if config.is_cluster:
         counts = task_counts(settings, str(config.strategy.name))
-        free = iter((ports or free_ports)(sum(counts.values())))
-        tasks = {name: [f"{HOST}:{next(free)}" for _ in range(count)] for name, count in counts.items()}
-    places = [Cluster(name, index, tasks) for name, addresses in tasks.items() for index in range(len(addresses))]
-    places = places or [Cluster()]
+        find_ports = ports or free_ports
+        found_ports = iter(find_ports(sum(counts.values())))
+        for name, count in counts.items():
+            tasks[name] = [f"{HOST}:{next(found_ports)}" for _ in range(count)]
+    places: list[Cluster] = []
+    for name, addresses in tasks.items():
+        places += [Cluster(name, index, tasks) for index in range(len(addresses))]
+    if not places:
+        places.append(Cluster())
     if settings.evaluator and config.command == "train_and_evaluate":
         places.append(Cluster("evaluator", 0, tasks))
     return places
@@ -49,5 +55,6 @@ def free_ports(count: int) -> list[int]:
             # Who closes a connection first leaves its port in TIME_WAIT: the system then gives it to no other
             # connection and no bind to port 0, and a server with SO_REUSEADDR, as TensorFlow's has, can bind it.
             with socket.create_connection((HOST, server.getsockname()[1])):
-                server.accept()[0].close()
+                accepted, _ = server.accept()
+                accepted.close()
         return [int(server.getsockname()[1]) for server in servers]

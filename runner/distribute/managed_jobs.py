@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from runner.config.schema import ConfigError
 from runner.system.files import read_json
@@ -29,12 +30,22 @@ def folders(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     Raises:
       ConfigError: as `sagemaker_hosts`.
     """
-    (hosts, _), is_vertex = sagemaker_hosts(env), "CLUSTER_SPEC" in env or "CLOUD_ML_JOB_ID" in env
-    names = {"export.dir": "SM_MODEL_DIR"} if hosts else _OF_VERTEX if is_vertex else {}
-    found = {"export.dir": (MODEL, "SageMaker")} if hosts else {}
+    hosts, _ = sagemaker_hosts(env)
+    is_vertex = "CLUSTER_SPEC" in env or "CLOUD_ML_JOB_ID" in env
+    found: dict[str, tuple[str, str]] = {}
+    variables: Mapping[str, str] = {}
+    if hosts:
+        found["export.dir"] = (MODEL, "SageMaker")
+        variables = {"export.dir": "SM_MODEL_DIR"}
+    elif is_vertex:
+        variables = _OF_VERTEX
+    # Each host has a folder of checkpoints for itself, but the tasks of a run need one that all of them share.
     if len(hosts) == 1:
         found["model_dir"] = (CHECKPOINTS, "SageMaker")
-    return found | {key: (env[name], name) for key, name in names.items() if env.get(name)}
+    for key, variable in variables.items():
+        if env.get(variable):
+            found[key] = (env[variable], variable)
+    return found
 
 
 def sagemaker_hosts(env: Mapping[str, str]) -> tuple[list[str], str]:
@@ -46,9 +57,12 @@ def sagemaker_hosts(env: Mapping[str, str]) -> tuple[list[str], str]:
     """
     if not env.get("TRAINING_JOB_NAME"):
         return [], ""
-    known = {} if "SM_HOSTS" in env else read_json(Path(RESOURCES)) or {}
-    given = env.get("SM_HOSTS") or json.dumps(known.get("hosts", []))
+    resources: Mapping[str, Any] = {}
+    if "SM_HOSTS" not in env:
+        resources = read_json(Path(RESOURCES)) or {}
+    given = env.get("SM_HOSTS") or json.dumps(resources.get("hosts", []))
     try:
-        return sorted(json.loads(given)), env.get("SM_CURRENT_HOST", known.get("current_host", ""))
+        hosts = sorted(json.loads(given))
     except (ValueError, TypeError):
         raise ConfigError(f'SM_HOSTS={given} is no list of names. SageMaker writes ["algo-1", "algo-2"].') from None
+    return hosts, env.get("SM_CURRENT_HOST", resources.get("current_host", ""))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -101,22 +101,33 @@ def all_reduce(values: Sequence[Any]) -> list[Any]:
 
 def _are_few_numbers(values: Sequence[Any]) -> bool:
     """Report whether `values` are dense and so small that the number of messages matters more than their size."""
-    if not all(isinstance(one, tf.Tensor) and one.shape.is_fully_defined() for one in values):
+    if not all(isinstance(value, tf.Tensor) and value.shape.is_fully_defined() for value in values):
         return False
-    size = sum(one.shape.num_elements() * one.dtype.size for one in values)
-    return values[0].dtype in (tf.float32, tf.float64) and 0 < size <= _GATHERED_BYTES
+    num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in values)
+    return values[0].dtype in (tf.float32, tf.float64) and 0 < num_bytes <= _GATHERED_BYTES
 
 
-def _packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the values of `tensors`, which have one dtype, as one vector."""
-    flat = [one if one.shape.rank == 1 else tf.reshape(one, [-1]) for one in tensors]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+    vectors = []
+    for tensor in tensors:
+        if tensor.shape.rank != 1:
+            tensor = tf.reshape(tensor, [-1])
+        vectors.append(tensor)
+    return vectors[0] if len(vectors) == 1 else tf.concat(vectors, 0)
 
 
-def _unpacked(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return tensors of the shapes of `like`, cut from a vector that `_packed` returned."""
-    parts = [values] if len(like) == 1 else tf.split(values, [one.shape.num_elements() for one in like])
-    return [part if one.shape.rank == 1 else tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]
+def _unpack(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return tensors of the shapes of `like`, cut from a vector that `_pack` returned."""
+    parts = [values]
+    if len(like) > 1:
+        parts = tf.split(values, [tensor.shape.num_elements() for tensor in like])
+    unpacked = []
+    for part, tensor in zip(parts, like, strict=True):
+        if tensor.shape.rank != 1:
+            part = tf.reshape(part, tensor.shape)
+        unpacked.append(part)
+    return unpacked
 
 
 def spans_processes(strategy: tf.distribute.Strategy) -> bool:
@@ -136,17 +147,20 @@ def _collectable(value: Any) -> Any:
     if not isinstance(value, tf.IndexedSlices):
         return value
     width = value.values.shape[1:].num_elements()
-    counted = tf.pad(tf.reshape(value.values, [-1, width]), [[0, 0], [0, 1]], constant_values=1)
+    rows = tf.reshape(value.values, [-1, width])
+    counted = tf.pad(rows, [[0, 0], [0, 1]], constant_values=1)
     return tf.math.unsorted_segment_sum(counted, value.indices, value.dense_shape[0])
 
 
-def _as_before(total: Any, value: Any) -> Any:
+def _from_collectable(total: Any, value: Any) -> Any:
     """Return `total`, the sum of what `_collectable` made of `value` and others, with its touched rows alone."""
     if not isinstance(value, tf.IndexedSlices):
         return total
-    rows = tf.where(total[:, -1] > 0)[:, 0]
-    values = tf.reshape(tf.gather(total, rows)[:, :-1], [-1, *value.values.shape[1:]])
-    return tf.IndexedSlices(values, tf.cast(rows, value.indices.dtype), value.dense_shape)
+    counts = total[:, -1]
+    touched = tf.where(counts > 0)[:, 0]
+    rows = tf.gather(total, touched)[:, :-1]
+    values = tf.reshape(rows, [-1, *value.values.shape[1:]])
+    return tf.IndexedSlices(values, tf.cast(touched, value.indices.dtype), value.dense_shape)
 
 
 def _travels_by_rows(value: Any) -> bool:
@@ -160,7 +174,7 @@ def _travels_by_rows(value: Any) -> bool:
     return size is None or size * value.dtype.size > _GATHERED_BYTES
 
 
-def _gathered_rows(
+def _add_gathered_rows(
     values: Sequence[tf.IndexedSlices], num_replicas: int, replica: cluster.Collectives, options: Any
 ) -> list[tf.IndexedSlices]:
     """Return sparse gradients of one dtype summed over all replicas, each row once.
@@ -176,38 +190,34 @@ def _gathered_rows(
       options: CommunicationOptions.
     """
     own = [without_duplicates(value) for value in values]
-    # The index of a row travels as bits in front of its values.
-    bits = 8 // own[0].dtype.size
-    shapes = [value.values.shape[1:] for value in own]
-    sizes = [bits + int(shape.num_elements()) for shape in shapes]
-    counts = replica.gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options)
-    ends = tf.cumsum(tf.reshape(counts, [num_replicas, -1]) * tf.constant(sizes, tf.int64), 1)
+    widths = [_row_width(value) for value in own]
+    own_counts = tf.stack([tf.size(value.indices, tf.int64) for value in own])
+    counts = replica.gather(own_counts, options)
+    # Where in a replica's message the rows of each gradient end, `[replicas, gradients]`.
+    ends = tf.cumsum(tf.reshape(counts, [num_replicas, -1]) * tf.constant(widths, tf.int64), 1)
     number = tf.searchsorted(tf.constant(_SIZES, tf.int64), tf.reduce_max(ends)[None])[0]
     size = tf.gather(tf.constant(_SIZES, tf.int64), number)
 
     def by_rows() -> list[tuple[tf.Tensor, tf.Tensor]]:
-        rows = []
-        for value, shape in zip(own, shapes, strict=True):
-            index = tf.reshape(tf.bitcast(tf.cast(value.indices, tf.int64), value.dtype), [-1, bits])
-            rows.append(tf.reshape(tf.concat([index, tf.reshape(value.values, [-1, shape.num_elements()])], 1), [-1]))
-        vector = tf.concat(rows, 0)
+        vector = tf.concat([_rows_to_vector(value) for value in own], 0)
         padded = tf.pad(vector, [[0, size - tf.size(vector, tf.int64)]])
-        everything = tf.reshape(replica.gather(padded, options, number), [num_replicas, -1])
+        messages = tf.reshape(replica.gather(padded, options, number), [num_replicas, -1])
         begins = tf.pad(ends, [[0, 0], [1, 0]])
         sums = []
-        for place, (value, shape) in enumerate(zip(own, shapes, strict=True)):
-            parts = [everything[one, begins[one, place] : ends[one, place]] for one in range(num_replicas)]
-            together = tf.reshape(tf.concat(parts, 0), [-1, sizes[place]])
-            index = tf.reshape(together[:, :bits], [-1, bits] if bits > 1 else [-1])
-            indices = tf.cast(tf.bitcast(index, tf.int64), value.indices.dtype)
-            of_all = tf.IndexedSlices(tf.reshape(together[:, bits:], [-1, *shape]), indices, value.dense_shape)
+        for place, value in enumerate(own):
+            parts = [messages[index, begins[index, place] : ends[index, place]] for index in range(num_replicas)]
+            of_all = _rows_from_vector(tf.concat(parts, 0), value)
             total = without_duplicates(of_all)
             sums.append((total.values, total.indices))
         return sums
 
     def whole() -> list[tuple[tf.Tensor, tf.Tensor]]:
-        totals = [_as_before(replica.all_reduce(_collectable(value), None, options), value) for value in own]
-        return [(total.values, total.indices) for total in totals]
+        sums = []
+        for value in own:
+            dense = replica.all_reduce(_collectable(value), None, options)
+            total = _from_collectable(dense, value)
+            sums.append((total.values, total.indices))
+        return sums
 
     # In a ring, a replica sends its message N - 1 times, and 2 (N - 1) / N times a tensor that is summed. All replicas
     # know the same counts, so they decide alike. Two replicas never send more than 1.25 times the tables, so rows are
@@ -220,21 +230,56 @@ def _gathered_rows(
     return [tf.IndexedSlices(*total, value.dense_shape) for total, value in zip(sums, own, strict=True)]
 
 
-def _sum_by_dtype(
+def _numbers_per_index(dtype: tf.DType) -> int:
+    """Return how many numbers of `dtype`, float32 or float64, have the bits of an index, which is an int64."""
+    return int(tf.int64.size // dtype.size)
+
+
+def _row_width(gradient: tf.IndexedSlices) -> int:
+    """Return how many numbers a row takes in a message: its index travels as bits in front of its values."""
+    return _numbers_per_index(gradient.dtype) + int(gradient.values.shape[1:].num_elements())
+
+
+def _rows_to_vector(gradient: tf.IndexedSlices) -> tf.Tensor:
+    """Return the rows one after the other, as they travel."""
+    indices = tf.bitcast(tf.cast(gradient.indices, tf.int64), gradient.dtype)
+    indices = tf.reshape(indices, [-1, _numbers_per_index(gradient.dtype)])
+    values = tf.reshape(gradient.values, [-1, gradient.values.shape[1:].num_elements()])
+    return tf.reshape(tf.concat([indices, values], 1), [-1])
+
+
+def _rows_from_vector(vector: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return the rows in a vector of what `_rows_to_vector` has returned for gradients of the variable of `like`."""
+    per_index = _numbers_per_index(like.dtype)
+    rows = tf.reshape(vector, [-1, _row_width(like)])
+    # tf.bitcast joins numbers along a last axis; one number of 64 bits has no such axis.
+    of_index = [-1, per_index] if per_index > 1 else [-1]
+    indices = tf.bitcast(tf.reshape(rows[:, :per_index], of_index), tf.int64)
+    indices = tf.cast(indices, like.indices.dtype)
+    values = tf.reshape(rows[:, per_index:], [-1, *like.values.shape[1:]])
+    return tf.IndexedSlices(values, indices, like.dense_shape)
+
+
+def _put(values: list[Any], places: Iterable[int], new: Iterable[Any]) -> None:
+    """Set the values at `places`, in their order, to `new`."""
+    for place, value in zip(places, new, strict=True):
+        values[place] = value
+
+
+def _reduce_by_dtype(
     values: Sequence[Any], dtype_of: Callable[[Any], tf.DType], reduce: Callable[[list[Any]], Sequence[Any]]
 ) -> list[Any]:
     """Reduce the values of each dtype together, because a collective packs its arguments into one tensor."""
-    places: dict[tf.DType, list[int]] = {}
+    places_of: dict[tf.DType, list[int]] = {}
     for place, value in enumerate(values):
-        places.setdefault(dtype_of(value), []).append(place)
-    sums: list[Any] = [None] * len(values)
-    for some in places.values():
-        for place, value in zip(some, reduce([values[place] for place in some]), strict=True):
-            sums[place] = value
-    return sums
+        places_of.setdefault(dtype_of(value), []).append(place)
+    reduced: list[Any] = [None] * len(values)
+    for places in places_of.values():
+        _put(reduced, places, reduce([values[place] for place in places]))
+    return reduced
 
 
-def _reduced_in_order(
+def _reduce_in_order(
     pairs: Sequence[tuple[Any, Any]],
     is_total: Callable[[Any], bool],
     reduce: Callable[[list[tuple[Any, Any]]], list[Any]],
@@ -247,12 +292,17 @@ def _reduced_in_order(
     Args:
       reduce: returns the reduced gradients of some pairs.
     """
+
+    def name_at(place: int) -> str:
+        _, variable = pairs[place]
+        name: str = getattr(variable, "path", variable.name)
+        return name
+
     reduced = [gradient for gradient, _ in pairs]
     places = [place for place, gradient in enumerate(reduced) if not is_total(gradient)]
-    places.sort(key=lambda place: getattr(pairs[place][1], "path", pairs[place][1].name))
+    places.sort(key=name_at)
     if places:
-        for place, total in zip(places, reduce([pairs[place] for place in places]), strict=True):
-            reduced[place] = total
+        _put(reduced, places, reduce([pairs[place] for place in places]))
     return reduced
 
 
@@ -300,7 +350,7 @@ class Reductions:
         self._weights = weights
         self._values = values
         self._has_global_gradients = has_global_gradients
-        self._is_one = discovers or weights.counts.shape[0] == strategy.num_replicas_in_sync == 1
+        self._is_only_replica = discovers or weights.counts.shape[0] == strategy.num_replicas_in_sync == 1
         # Shared by the replica threads, which pass every merge_call, and so enter and leave, together.
         self._as_is = False
 
@@ -317,37 +367,40 @@ class Reductions:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Reductions]:
-        if self._is_one:
+        if self._is_only_replica:
             yield self
             return
-        extended, per_replica = self._strategy.extended, type(self._per_replica([0] * self._weights.counts.shape[0]))
-        is_alone = self._weights.counts.shape[0] == 1
-        batch_reduce_to, reduce_to = self._in_loops(extended.batch_reduce_to), extended.reduce_to
+        extended = self._strategy.extended
+        num_local_replicas = self._weights.counts.shape[0]
+        per_replica = type(self._per_replica([0] * num_local_replicas))
+        batch_reduce_to = self._in_loops(extended.batch_reduce_to)
+        reduce_to = extended.reduce_to
         apply_gradients = v1.train.Optimizer.apply_gradients
 
         def sum_of_gradients(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any) -> list[Any]:
             def reduce(differing: list[tuple[Any, Any]]) -> list[Any]:
                 return list(batch_reduce_to(op, differing, options))
 
-            return _reduced_in_order(pairs, self._is_same, reduce)
+            return _reduce_in_order(pairs, self._is_same, reduce)
 
         def weighted_batch_reduce_to(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> Any:
-            gradients = all(isinstance(destination, tf.Variable) for _, destination in pairs)
-            if self._as_is and gradients:
+            are_gradients = all(isinstance(destination, tf.Variable) for _, destination in pairs)
+            if are_gradients and self._as_is:
                 return [value for value, _ in pairs]
-            if gradients:  # weighted in replica context, unless they are those of the global batch already
-                return self._noted(sum_of_gradients(op, pairs, options))
+            if are_gradients:  # weighted in replica context, unless they are those of the global batch already
+                return self._note_as_same(sum_of_gradients(op, pairs, options))
             if self._as_is:
-                return self._noted(batch_reduce_to(op, pairs, options))
-            weighted = [(self._weighted(op, value), where) for value, where in pairs]
-            return self._noted(batch_reduce_to(_SUM, weighted, options))
+                return self._note_as_same(batch_reduce_to(op, pairs, options))
+            weighted = [(self._weigh(op, value), destination) for value, destination in pairs]
+            return self._note_as_same(batch_reduce_to(_SUM, weighted, options))
 
         def weighted_reduce_to(op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
             # The only replica of a process has a tensor in place of values of replicas.
-            is_of_replicas = isinstance(value, per_replica) or (is_alone and isinstance(value, tf.Tensor))
+            is_of_only_one = num_local_replicas == 1 and isinstance(value, tf.Tensor)
+            is_of_replicas = is_of_only_one or isinstance(value, per_replica)
             if self._as_is or not is_of_replicas:
-                return self._noted(reduce_to(op, value, destinations, options))
-            return self._noted(reduce_to(_SUM, self._weighted(op, value), destinations, options))
+                return self._note_as_same(reduce_to(op, value, destinations, options))
+            return self._note_as_same(reduce_to(_SUM, self._weigh(op, value), destinations, options))
 
         def weighted_apply_gradients(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
             return apply_gradients(optimizer, self._weighted_gradients(grads_and_vars), *args, **kwargs)
@@ -361,7 +414,7 @@ class Reductions:
 
     def sum_over_replicas(self, values: Sequence[Any]) -> list[Any]:
         """Return `values`, tensors or IndexedSlices, summed over all replicas as they are. In replica context."""
-        if self._is_one:
+        if self._is_only_replica:
             return list(values)
         with self.as_is():
             return all_reduce(values)
@@ -386,13 +439,13 @@ class Reductions:
 
     def _is_same(self, value: Any) -> bool:
         """Report whether a value is known to be the same on all replicas."""
-        return all(self._is_of_all(one) for one in self._strategy.experimental_local_results(value))
+        return all(self._is_of_all(local) for local in self._strategy.experimental_local_results(value))
 
-    def _noted(self, reduced: Any) -> Any:
-        """Return the result of a reduction, which is the same on all replicas."""
+    def _note_as_same(self, reduced: Any) -> Any:
+        """Note that the result of a reduction is the same on all replicas, and return it."""
         if self._values is not None:
-            for one in tf.nest.flatten([reduced]):
-                self._values.are_same(self._strategy.experimental_local_results(one))
+            for value in tf.nest.flatten([reduced]):
+                self._values.are_same(self._strategy.experimental_local_results(value))
         return reduced
 
     def _in_loops(self, batch_reduce_to: Callable[..., Any]) -> Callable[..., Any]:
@@ -413,87 +466,115 @@ class Reductions:
         chosen = cluster.chosen_cross_device_ops(self._strategy)
         if chosen is not None and not type(chosen).__module__.startswith("tensorflow."):
             return batch_reduce_to  # the user's own
-        on_cpu = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
+        are_cpus = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
         # A copy was explicitly configured; nccl does not run on CPUs.
-        on_cpu = on_cpu and not isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
+        is_copy = isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
+        all_on_one_device = are_cpus and not is_copy
 
         def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
-            locals_of = self._strategy.experimental_local_results
-            aside = [on_cpu or isinstance(locals_of(value)[0], tf.IndexedSlices) for value, _ in pairs]
-            ours = [pair for pair, is_ours in zip(pairs, aside, strict=True) if is_ours]
-            others = [pair for pair, is_ours in zip(pairs, aside, strict=True) if not is_ours]
-            our_sums = iter(on_one_device.batch_reduce(op, ours) if ours else ())
-            their_sums = iter(batch_reduce_to(op, others, options) if others else ())
-            return [next(our_sums) if is_ours else next(their_sums) for is_ours in aside]
+            ours = []
+            others = []
+            for place, (value, _) in enumerate(pairs):
+                if all_on_one_device or isinstance(self._first_local(value), tf.IndexedSlices):
+                    ours.append(place)
+                else:
+                    others.append(place)
+            reduced: list[Any] = [None] * len(pairs)
+            if ours:
+                _put(reduced, ours, on_one_device.batch_reduce(op, [pairs[place] for place in ours]))
+            if others:
+                _put(reduced, others, batch_reduce_to(op, [pairs[place] for place in others], options))
+            return reduced
 
         return reduce
 
     def _reduce_between_processes(
         self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
-        firsts = [self._strategy.experimental_local_results(value)[0] for value, _ in pairs]
+        firsts = [self._first_local(value) for value, _ in pairs]
         collectives = cluster.collectives(self._strategy) if op == _SUM else []
-        by_rows = [bool(collectives) and _travels_by_rows(first) for first in firsts]
-        many = [value for (value, _), is_one in zip(pairs, by_rows, strict=True) if is_one]
-        rows = iter(_sum_by_dtype(many, self._dtype, functools.partial(self._sum_rows, collectives, options)))
-        dense = [
-            (self._each(_collectable, value) if isinstance(first, tf.IndexedSlices) else value, destination)
-            for (value, destination), first, is_one in zip(pairs, firsts, by_rows, strict=True)
-            if not is_one
-        ]
+        by_rows = []
+        whole = []
+        for place, first in enumerate(firsts):
+            if collectives and _travels_by_rows(first):
+                by_rows.append(place)
+            else:
+                whole.append(place)
+        reduced: list[Any] = [None] * len(pairs)
+        sum_rows = functools.partial(self._sum_rows, collectives, options)
+        sparse = [pairs[place][0] for place in by_rows]
+        _put(reduced, by_rows, _reduce_by_dtype(sparse, self._dtype, sum_rows))
+        dense = []
+        for place in whole:
+            value, destination = pairs[place]
+            if isinstance(firsts[place], tf.IndexedSlices):
+                value = self._map_locals(_collectable, value)
+            dense.append((value, destination))
 
-        def reduce(some: list[tuple[Any, Any]]) -> Sequence[Any]:
-            values = [value for value, _ in some]
+        def reduce(of_dtype: list[tuple[Any, Any]]) -> Sequence[Any]:
+            values = [value for value, _ in of_dtype]
             is_one_of_two = len(collectives) == 1 and self._strategy.num_replicas_in_sync == 2
             if not is_one_of_two or collectives[0].in_packs or not _are_few_numbers(values):
-                return batch_reduce_to(op, some, options)
+                return batch_reduce_to(op, of_dtype, options)
             with tf.device(self._strategy.extended.worker_devices[0]):
-                first, second = tf.split(collectives[0].gather(_packed(values), options), 2)
-                return _unpacked(first + second, values)
+                of_both = collectives[0].gather(_pack(values), options)
+                first, second = tf.split(of_both, 2)
+                return _unpack(first + second, values)
 
-        sums = iter(_sum_by_dtype(dense, lambda pair: self._dtype(pair[0]), reduce))
-        found = []
-        for first, is_one in zip(firsts, by_rows, strict=True):
-            total = next(rows) if is_one else next(sums)
-            of_whole = isinstance(first, tf.IndexedSlices) and not is_one
-            found.append(self._each(functools.partial(_as_before, value=first), total) if of_whole else total)
-        return found
+        totals = _reduce_by_dtype(dense, lambda pair: self._dtype(pair[0]), reduce)
+        for place, total in zip(whole, totals, strict=True):
+            first = firsts[place]
+            if isinstance(first, tf.IndexedSlices):
+                total = self._map_locals(functools.partial(_from_collectable, value=first), total)
+            reduced[place] = total
+        return reduced
+
+    def _first_local(self, value: Any) -> Any:
+        """Return the value of the first local replica."""
+        return self._strategy.experimental_local_results(value)[0]
 
     def _dtype(self, value: Any) -> tf.DType:
-        return self._strategy.experimental_local_results(value)[0].dtype
+        return self._first_local(value).dtype
 
     def _sum_rows(self, collectives: Sequence[cluster.Collectives], options: Any, values: Sequence[Any]) -> list[Any]:
         """Return IndexedSlices of one dtype, each of all local replicas, summed over the replicas of all workers."""
-        of_replicas = zip(*(self._strategy.experimental_local_results(value) for value in values), strict=True)
+        devices = self._strategy.extended.worker_devices
+        locals_of_values = [self._strategy.experimental_local_results(value) for value in values]
+        of_replicas = zip(*locals_of_values, strict=True)
         sums = []
-        for device, own, replica in zip(self._strategy.extended.worker_devices, of_replicas, collectives, strict=True):
+        for device, own, replica in zip(devices, of_replicas, collectives, strict=True):
             with tf.device(device):
-                sums.append(_gathered_rows(own, self._strategy.num_replicas_in_sync, replica, options))
-        return [self._per_replica(one) if len(one) > 1 else one[0] for one in zip(*sums, strict=True)]
+                sums.append(_add_gathered_rows(own, self._strategy.num_replicas_in_sync, replica, options))
+        return [self._join(of_value) for of_value in zip(*sums, strict=True)]
 
-    def _each(self, function: Callable[[Any], Any], value: Any) -> Any:
+    def _map_locals(self, function: Callable[[Any], Any], value: Any) -> Any:
         """Return `value` with `function` applied to the value of each local replica."""
         parts = []
         for local in self._strategy.experimental_local_results(value):
             with tf.device(local.device):
                 parts.append(function(local))
-        return self._per_replica(parts) if len(parts) > 1 else parts[0]
+        return self._join(parts)
+
+    def _join(self, values: Sequence[Any]) -> Any:
+        """Return the values of the local replicas as the strategy has them; that of an only one as it is."""
+        return self._per_replica(values) if len(values) > 1 else values[0]
 
     def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Sum (gradient, variable) pairs over replicas, and their rows; optimizers of Keras 3 and tf_keras call it."""
         if self._as_is:
             return grads_and_vars
-        pairs = grads_and_vars if self._is_one else self._weighted_gradients(grads_and_vars)
+        pairs = grads_and_vars if self._is_only_replica else self._weighted_gradients(grads_and_vars)
 
         def is_total(gradient: Any) -> bool:
-            return gradient is None or self._is_one or self._is_of_all(gradient)
+            return gradient is None or self._is_only_replica or self._is_of_all(gradient)
 
         def reduce(differing: list[tuple[Any, Any]]) -> list[Any]:
             return all_reduce([gradient for gradient, _ in differing])
 
-        reduced = _reduced_in_order(pairs, is_total, reduce)
+        reduced = _reduce_in_order(pairs, is_total, reduce)
+        totals = [without_duplicates(gradient) for gradient in reduced]
         variables = [variable for _, variable in pairs]
-        return list(zip(map(without_duplicates, reduced), variables, strict=True))
+        return list(zip(totals, variables, strict=True))
 
     def _weighted_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars)
@@ -504,7 +585,8 @@ class Reductions:
         def weighted(gradient: Any) -> Any:
             if gradient is None or self._is_of_all(gradient):
                 return gradient
-            return self._weights.of_examples(scale(gradient, self._weights.share(replica, gradient.dtype)), replica)
+            share = self._weights.share(replica, gradient.dtype)
+            return self._weights.of_examples(scale(gradient, share), replica)
 
         return [(weighted(gradient), variable) for gradient, variable in pairs]
 
@@ -514,7 +596,7 @@ class Reductions:
             return False
         return self._values.kind(gradient) is Kind.SAME
 
-    def _weighted(self, op: Any, value: Any) -> tf.distribute.DistributedValues:
+    def _weigh(self, op: Any, value: Any) -> tf.distribute.DistributedValues:
         """Return values whose SUM over replicas is the weighted mean (op MEAN), or the sum without placeholders (op
         SUM).
         """

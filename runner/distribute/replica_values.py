@@ -66,21 +66,23 @@ class ReplicaValues:
 
     def are_same(self, values: Any) -> None:
         """Note that the tensors in `values`, a structure, are the same on all replicas: they are sums over all."""
-        self._note(values, Kind.SAME)
+        self._set_kind(values, Kind.SAME)
 
     def are_own(self, values: Any) -> None:
         """Note that the tensors in `values`, a structure, are known to their replica alone."""
-        self._note(values, Kind.OWN)
+        self._set_kind(values, Kind.OWN)
 
-    def _note(self, values: Any, kind: Kind) -> None:
+    def _set_kind(self, values: Any, kind: Kind) -> None:
         for tensor in tf.nest.flatten(values, expand_composites=True):
             if isinstance(tensor, tf.Tensor):
                 self._kinds[tensor.ref()] = kind
 
     def kind(self, value: Any) -> Kind:
         """Return what is known of a value: a tensor, or a constant of Python. IndexedSlices are SAME or OWN."""
-        parts = [one for one in tf.nest.flatten(value, expand_composites=True) if isinstance(one, tf.Tensor)]
-        kinds = [self._kind_of(one) for one in parts]
+        kinds = []
+        for part in tf.nest.flatten(value, expand_composites=True):
+            if isinstance(part, tf.Tensor):
+                kinds.append(self._kind_of(part))
         if _are_all(kinds, Kind.SAME):
             return Kind.SAME
         return kinds[0] if isinstance(value, tf.Tensor) else Kind.OWN
@@ -110,16 +112,16 @@ class ReplicaValues:
         # A stack of its own: a deep model has more operations in a row than Python has calls.
         stack = [tensor]
         while stack:
-            one = stack[-1]
-            if one.ref() in self._kinds:
+            last = stack[-1]
+            if last.ref() in self._kinds:
                 stack.pop()
                 continue
-            waiting = [before for before in self._sources(one) if before.ref() not in self._kinds]
+            waiting = [source for source in self._sources(last) if source.ref() not in self._kinds]
             if waiting:
                 stack += waiting
                 continue
             stack.pop()
-            for output, kind in zip(one.op.outputs, self._of_outputs(one), strict=True):
+            for output, kind in zip(last.op.outputs, self._kinds_of_outputs(last), strict=True):
                 self._kinds.setdefault(output.ref(), kind)
         return self._kinds[tensor.ref()]
 
@@ -136,22 +138,24 @@ class ReplicaValues:
             return None
         known = self._captures.setdefault(id(graph), {})
         if id(tensor) not in known:
-            known.update({id(inner): outer for outer, inner in graph.captures})
+            for outer, inner in graph.captures:
+                known[id(inner)] = outer
         return known.get(id(tensor))
 
-    def _of_outputs(self, tensor: tf.Tensor) -> Kinds:
+    def _kinds_of_outputs(self, tensor: tf.Tensor) -> Kinds:
+        """Return the kinds of all outputs of the operation that computes a tensor."""
         operation = tensor.op
         outer = self._captured(tensor)
         if outer is not None:
-            return [self._of_captured(outer)]
+            return [self._kind_of_captured(outer)]
         number = len(operation.outputs)
         if operation.type in _HIDDEN_INPUTS:
             return [Kind.OWN] * number
         if operation.type == "Placeholder":
             # An argument of a function is known to nobody here; what a hook feeds is one value for all replicas.
-            is_argument = any(tensor is one for one in getattr(operation.graph, "inputs", ()))
+            is_argument = any(tensor is argument for argument in getattr(operation.graph, "inputs", ()))
             return [Kind.OWN] if is_argument else [Kind.SAME]
-        kinds = [self._kinds[one.ref()] for one in operation.inputs]
+        kinds = [self._kinds[source.ref()] for source in operation.inputs]
         if _is_seed(operation):
             return [Kind.OWN] * number
         if not _are_all(kinds, Kind.SAME):
@@ -160,7 +164,7 @@ class ReplicaValues:
             return [Kind.OWN] * number
         return [Kind.SAME] * number
 
-    def _of_captured(self, outer: Any) -> Kind:
+    def _kind_of_captured(self, outer: Any) -> Kind:
         if hasattr(outer, "op"):  # of the graph around
             return self._kinds[outer.ref()]
         return Kind.OWN if id(outer) in self._own_states else Kind.SAME
@@ -249,7 +253,7 @@ def _along_last_axis(operation: tf.Operation, kinds: Kinds) -> bool:
 
 def _batch_matmul(operation: tf.Operation, kinds: Kinds) -> bool:
     """A product of matrices for each row."""
-    ranks = [one.shape.rank or 0 for one in operation.inputs]
+    ranks = [tensor.shape.rank or 0 for tensor in operation.inputs]
     most = max(ranks)
     for tensor, kind, rank in zip(operation.inputs, kinds, ranks, strict=True):
         is_matrix_of_row = kind is Kind.ROWS and rank == most > 2
@@ -314,7 +318,8 @@ def _squeeze(operation: tf.Operation, kinds: Kinds) -> bool:
 
 
 def _slice(operation: tf.Operation, kinds: Kinds) -> bool:
-    begin, size = (tf.get_static_value(one) for one in operation.inputs[1:])
+    begin = tf.get_static_value(operation.inputs[1])
+    size = tf.get_static_value(operation.inputs[2])
     if kinds[0] is not Kind.ROWS or begin is None or size is None:
         return False
     return bool(begin[0] == 0 and size[0] == -1)
@@ -364,15 +369,11 @@ def _leaves_rows(axes: tf.Tensor, rank: int | None) -> bool:
 # --- operations whose result is no row, or not only -------------------------------------------------------------------
 
 
-def _own(operation: tf.Operation) -> Kinds:
-    return [Kind.OWN] * len(operation.outputs)
-
-
 def _each_of_its_own(operation: tf.Operation, kinds: Kinds) -> Kinds:
     return kinds
 
 
-def _alone(operation: tf.Operation, kinds: Kinds) -> Kinds:
+def _identity(operation: tf.Operation, kinds: Kinds) -> Kinds:
     """Identity and Cast: also the shape of a batch stays one."""
     if kinds[0] in _OF_ROWS:
         return [kinds[0]]
@@ -389,11 +390,13 @@ def _reduction(operation: tf.Operation, kinds: Kinds) -> Kinds:
         return [Kind.ROWS]
     if tf.get_static_value(axes) is None:
         return [Kind.OWN]
-    return [{"Mean": Kind.MEAN, "Sum": Kind.SUM}.get(operation.type, Kind.OWN)]
+    kind_of_total = {"Mean": Kind.MEAN, "Sum": Kind.SUM}
+    return [kind_of_total.get(operation.type, Kind.OWN)]
 
 
 def _matmul(operation: tf.Operation, kinds: Kinds) -> Kinds:
     is_transposed = operation.get_attr("transpose_a")
+    # In the product of columns and rows, the numbers of all examples are added up.
     columns = Kind.ROWS if is_transposed else Kind.COLUMNS
     rows = Kind.COLUMNS if operation.get_attr("transpose_b") else Kind.ROWS
     if list(kinds) == [columns, rows]:
@@ -438,7 +441,9 @@ def _transpose(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _strided_slice(operation: tf.Operation, kinds: Kinds) -> Kinds:
-    begin, end, strides = (tf.get_static_value(one) for one in operation.inputs[1:])
+    begin = tf.get_static_value(operation.inputs[1])
+    end = tf.get_static_value(operation.inputs[2])
+    strides = tf.get_static_value(operation.inputs[3])
     if begin is None or end is None or strides is None:
         return [Kind.OWN]
     of_first = [name for name in _MASKS if operation.get_attr(name) & 1]
@@ -447,7 +452,7 @@ def _strided_slice(operation: tf.Operation, kinds: Kinds) -> Kinds:
     if kinds[0] is not Kind.ROWS:
         return [_without_rows(operation, kinds)]
     if "ellipsis_mask" in of_first:
-        num_new = bin(operation.get_attr("new_axis_mask")).count("1")
+        num_new = operation.get_attr("new_axis_mask").bit_count()
         num_named = len(begin) - 1 - num_new
         rank = operation.inputs[0].shape.rank
         is_whole = rank is not None and rank > num_named
@@ -474,7 +479,7 @@ def _fused_batch_norm(operation: tf.Operation, kinds: Kinds) -> Kinds:
     """Outputs: the normalised batch, its mean and variance, and what the gradient needs."""
     number = len(operation.outputs)
     if not _by_row(operation, kinds):
-        return _own(operation)
+        return [Kind.OWN] * number
     if not operation.get_attr("is_training"):
         return [Kind.ROWS, *[Kind.OWN] * (number - 1)]
     return [Kind.ROWS, Kind.MEAN, Kind.MEAN, *[Kind.OWN] * (number - 3)]
@@ -488,13 +493,13 @@ def _sum_at_places(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _shape(operation: tf.Operation, kinds: Kinds) -> Kinds:
-    found = {Kind.ROWS: Kind.SHAPE, Kind.OWN: Kind.OWN, Kind.COLUMNS: Kind.OWN}
-    return [found.get(one, Kind.SAME) for one in kinds]
+    kind_of_shape = {Kind.ROWS: Kind.SHAPE, Kind.OWN: Kind.OWN, Kind.COLUMNS: Kind.OWN}
+    return [kind_of_shape.get(kind, Kind.SAME) for kind in kinds]
 
 
 def _size(operation: tf.Operation, kinds: Kinds) -> Kinds:
-    found = {Kind.ROWS: Kind.SUM, Kind.COLUMNS: Kind.SUM, Kind.OWN: Kind.OWN}
-    return [found.get(kinds[0], Kind.SAME)]
+    kind_of_size = {Kind.ROWS: Kind.SUM, Kind.COLUMNS: Kind.SUM, Kind.OWN: Kind.OWN}
+    return [kind_of_size.get(kinds[0], Kind.SAME)]
 
 
 def _sum_of_squares(operation: tf.Operation, kinds: Kinds) -> Kinds:
@@ -569,7 +574,7 @@ _keep_rows(_gather, "GatherV2 ResourceGather")
 _keep_rows(_one_hot, "OneHot")
 _keep_rows(_lookup, "LookupTableFindV2")
 
-_have_kinds(_alone, "Identity Cast")
+_have_kinds(_identity, "Identity Cast")
 _have_kinds(_each_of_its_own, "IdentityN")
 _have_kinds(_reduction, "Mean Sum Max Min Prod All Any EuclideanNorm")
 _have_kinds(_matmul, "MatMul")

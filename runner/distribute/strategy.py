@@ -37,8 +37,9 @@ def split_cpu(virtual_devices: int | None) -> None:
     if virtual_devices is None or virtual_devices == 1:
         return
     cpu = tf.config.list_physical_devices("CPU")[0]
+    logical_devices = [tf.config.LogicalDeviceConfiguration()] * virtual_devices
     try:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
+        tf.config.set_logical_device_configuration(cpu, logical_devices)
     except RuntimeError as error:  # "Virtual devices cannot be modified after being initialized"
         raise ConfigError(
             f"virtual_devices={virtual_devices} comes too late: TensorFlow is already in use, and splits the CPU only "
@@ -96,24 +97,27 @@ def build_strategy(
     if name == "default":
         return None
     if name == "multi_worker":  # before listing the devices, which starts TensorFlow's runtime
-        if communication == "nccl" and not tf.config.list_physical_devices("GPU"):
-            raise ConfigError(
-                "strategy.communication=nccl needs GPUs, but TensorFlow sees none here. Use ring or auto."
-            )
-        options = tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=bytes_per_pack,
-            timeout_seconds=timeout_secs,
-            implementation=tf.distribute.experimental.CommunicationImplementation[communication.upper()],
-        )
+        options = _communication_options(communication, bytes_per_pack, timeout_secs)
         with cluster.cpus_of_worker(virtual_devices or 1):
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    chosen = list(devices) if devices else _devices(num_gpus, virtual_devices)
+    chosen = list(devices) if devices else _choose_devices(num_gpus, virtual_devices)
     _check_devices(chosen)
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(chosen[0])
     if name == "mirrored":
         return tf.distribute.MirroredStrategy(chosen, _cross_device_ops(cross_device_ops, num_packs, chosen))
     return tf.distribute.experimental.CentralStorageStrategy(chosen, parameter_device="/cpu:0")
+
+
+def _communication_options(
+    communication: str, bytes_per_pack: int, timeout_secs: float | None
+) -> tf.distribute.experimental.CommunicationOptions:
+    if communication == "nccl" and not tf.config.list_physical_devices("GPU"):
+        raise ConfigError("strategy.communication=nccl needs GPUs, but TensorFlow sees none here. Use ring or auto.")
+    implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_secs, implementation=implementation
+    )
 
 
 def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> tf.distribute.Strategy:
@@ -131,13 +135,13 @@ def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> 
 
 
 def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
-    on_cpu = all("cpu" in device.lower() for device in devices)
+    are_cpus = ["cpu" in device.lower() for device in devices]
     if num_packs != 1 and name not in PACKED_OPS:
         raise ConfigError(
             f"strategy.num_packs={num_packs} has no effect with strategy.cross_device_ops={name}. Use "
             f"cross_device_ops={' or '.join(PACKED_OPS)}."
         )
-    if name == "nccl" and any("cpu" in device.lower() for device in devices):
+    if name == "nccl" and any(are_cpus):
         raise ConfigError(
             f"strategy.cross_device_ops=nccl needs GPUs, but the devices are {', '.join(devices)}. "
             "Use auto, reduction_to_one_device or hierarchical_copy."
@@ -155,18 +159,23 @@ def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.d
         )  # fmt: skip
     if name == "auto":
         # TensorFlow's default, collectives, takes 1.5x as long on two CPUs (340 us per step instead of 230).
-        return tf.distribute.ReductionToOneDevice() if on_cpu else None
-    options = {} if name == "reduction_to_one_device" else {"num_packs": num_packs}
-    return _CROSS_DEVICE_OPS[name](**options)
+        return tf.distribute.ReductionToOneDevice() if all(are_cpus) else None
+    if name == "reduction_to_one_device":
+        return tf.distribute.ReductionToOneDevice()
+    return _CROSS_DEVICE_OPS[name](num_packs=num_packs)
 
 
-def _devices(num_gpus: int | None, virtual_devices: int | None) -> list[str]:
-    gpus = [f"/gpu:{index}" for index in range(sum(name.startswith("/device:GPU:") for name in _own_devices()))]
+def _choose_devices(num_gpus: int | None, virtual_devices: int | None) -> list[str]:
+    """Return all GPUs, or the first `num_gpus` of them; without a GPU, the logical CPUs."""
+    num_found = sum(name.startswith("/device:GPU:") for name in _own_devices())
+    gpus = [f"/gpu:{index}" for index in range(num_found)]
     if num_gpus is not None:
-        if num_gpus > len(gpus):
-            raise ValueError(f"strategy.num_gpus={num_gpus}, but TensorFlow sees {len(gpus)} GPUs here.")
+        if num_gpus > num_found:
+            raise ValueError(f"strategy.num_gpus={num_gpus}, but TensorFlow sees {num_found} GPUs here.")
         gpus = gpus[:num_gpus]
-    return gpus or [f"/cpu:{index}" for index in range(virtual_devices or 1)]
+    if gpus:
+        return gpus
+    return [f"/cpu:{index}" for index in range(virtual_devices or 1)]
 
 
 def _check_known(setting: str, value: str, known: Sequence[str]) -> None:
@@ -176,9 +185,10 @@ def _check_known(setting: str, value: str, known: Sequence[str]) -> None:
 
 def _check_devices(devices: Sequence[str]) -> None:
     known = _own_devices()
-    short = {name.removeprefix("/device:").lower() for name in known}
+    known_short = {name.removeprefix("/device:").lower() for name in known}
     for device in devices:
-        if device.lower().removeprefix("/").removeprefix("device:") not in short:
+        short = device.lower().removeprefix("/").removeprefix("device:")
+        if short not in known_short:
             raise ValueError(f"strategy.devices: there is no device {device!r}. TensorFlow sees: {', '.join(known)}.")
 
 
@@ -198,8 +208,10 @@ def check_devices_of(argument: str, strategy: Any) -> None:
     if not isinstance(strategy, tf.distribute.MirroredStrategy | tf.distribute.OneDeviceStrategy | central):
         return
     known = [name.removeprefix("/device:") for name in _own_devices()]
-    specs = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
-    asked = [f"{spec.device_type}:{spec.device_index or 0}" for spec in specs]
+    asked = []
+    for device in strategy.extended.worker_devices:
+        spec = tf.DeviceSpec.from_string(device)
+        asked.append(f"{spec.device_type}:{spec.device_index or 0}")
     if not set(asked) <= set(known):
         raise ValueError(
             f"RunConfig({argument}={type(strategy).__name__}): its devices are {', '.join(asked)}, but TensorFlow sees "
@@ -214,9 +226,13 @@ def _own_devices() -> list[str]:
     In a cluster TensorFlow prefixes a device's name with the task, and a coordinator also sees other tasks' devices.
     """
     # Derive the task's prefix from the first CPU, where tf.distribute takes it from, too.
-    task = tf.config.list_logical_devices("CPU")[0].name.rpartition("/device:")[0]
-    names = (device.name for device in tf.config.list_logical_devices())
-    return [name.removeprefix(task) for name in names if name.startswith(f"{task}/device:")]
+    first_cpu = tf.config.list_logical_devices("CPU")[0]
+    task = first_cpu.name.rpartition("/device:")[0]
+    own = []
+    for device in tf.config.list_logical_devices():
+        if device.name.startswith(f"{task}/device:"):
+            own.append(device.name.removeprefix(task))
+    return own
 
 
 MIN_PART_BYTES = 256 << 10
@@ -233,16 +249,15 @@ def build_parameter_server(
       partitioner: how to partition variables over servers: min_size (parts of at least 256 KiB, at most one per
         server), fixed_shards (one part per server); None: variables are not partitioned.
     """
+    cluster_tasks = {task_type: list(tasks[task_type]) for task_type in ("chief", "worker", "ps") if task_type in tasks}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({kind: list(tasks[kind]) for kind in ("chief", "worker", "ps") if kind in tasks}),
-        task_type="chief",
-        task_id=0,
-        rpc_layer="grpc",
+        tf.train.ClusterSpec(cluster_tasks), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    return tf.distribute.experimental.ParameterServerStrategy(resolver, _partitioner(partitioner, len(tasks["ps"])))
+    variable_partitioner = _build_partitioner(partitioner, len(tasks["ps"]))
+    return tf.distribute.experimental.ParameterServerStrategy(resolver, variable_partitioner)
 
 
-def _partitioner(name: str | None, num_servers: int) -> Any:
+def _build_partitioner(name: str | None, num_servers: int) -> Any:
     partitioners = tf.distribute.experimental.partitioners
     if name == "min_size":
         return partitioners.MinSizePartitioner(MIN_PART_BYTES, max_shards=num_servers)

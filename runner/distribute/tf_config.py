@@ -29,26 +29,28 @@ def read_tf_config(text: str, *, starts: bool = True) -> Cluster:
     Raises:
       ConfigError: the text is not JSON, or has no task, an unknown task, an invalid address, or a sparseCluster.
     """
-    tree = _parsed(text)
+    tree = _parse(text)
     if starts and "cluster" not in tree and "sparseCluster" in tree:
         # It names only the parameter servers and this process, which would train alone.
         raise ConfigError(
             "TF_CONFIG has a sparseCluster, which does not name all tasks, in place of a cluster. Every task must know "
             "all others: set enableDynamicWorker: false in the Kubeflow TFJob."
         )
-    tasks = _tasks(tree.get("cluster") or {}, starts)
+    tasks = _read_tasks(tree.get("cluster") or {}, starts)
     if not tree.get("task") and not tasks:
         return Cluster()
-    task_type, index = _task(tree.get("task"), tasks, starts=starts)
+    task_type, index = _read_task(tree.get("task"), tasks, starts=starts)
     return Cluster(task_type, index, tasks)
 
 
-def _parsed(text: str) -> Mapping[str, Any]:
+def _parse(text: str) -> Mapping[str, Any]:
     try:
         tree = json.loads(text.strip() or "{}")
     except json.JSONDecodeError as error:
-        before, after = text[max(0, error.pos - _CONTEXT) : error.pos], text[error.pos : error.pos + _CONTEXT]
-        quotes = " (JSON takes double quotes)" if "'" in after[:1] or "'" in before[-1:] else ""
+        before = text[max(0, error.pos - _CONTEXT) : error.pos]
+        after = text[error.pos : error.pos + _CONTEXT]
+        is_at_single_quote = "'" in after[:1] or "'" in before[-1:]
+        quotes = " (JSON takes double quotes)" if is_at_single_quote else ""
         raise ConfigError(
             f"TF_CONFIG is not JSON: {error.msg} at character {error.pos + 1}, here: {before}>>>{after}{quotes}"
         ) from error
@@ -57,7 +59,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
     return tree
 
 
-def _tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
+def _read_tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
     """Return task type -> addresses of the `cluster` in TF_CONFIG."""
     if not isinstance(cluster, Mapping):
         raise ConfigError(
@@ -68,20 +70,16 @@ def _tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
     tasks: dict[str, Sequence[str]] = {}
     seen: dict[str, str] = {}
     for given, addresses in cluster.items():
-        task_type = _known_type(given, "cluster") if starts else _canonical(given)
-        listed = _listed(given, addresses)
-        for index, address in enumerate(listed if starts else ()):
-            place = f"{given} {index}"
-            _check_address(f"cluster.{given}[{index}]", address)
-            if address in seen:
-                raise ConfigError(f"TF_CONFIG: {seen[address]} and {place} have the same address {address!r}.")
-            seen[address] = place
+        task_type = _read_type(given, "cluster") if starts else _canonical(given)
+        listed = _list_addresses(given, addresses)
+        if starts:
+            _check_addresses(given, listed, seen)
         if listed:
             tasks[task_type] = tuple(listed)
-    alone = ["chief"]
+    single_types = ["chief"]
     if starts:
-        alone.append("evaluator")
-    for task_type in alone:
+        single_types.append("evaluator")
+    for task_type in single_types:
         if len(tasks.get(task_type, ())) > 1:
             raise ConfigError(
                 f"TF_CONFIG: cluster.{task_type}={list(tasks[task_type])}: only one {task_type} is allowed."
@@ -89,32 +87,49 @@ def _tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
     return tasks
 
 
-def _listed(task_type: str, addresses: Any) -> list[Any]:
+def _list_addresses(task_type: str, addresses: Any) -> list[Any]:
     """Return the addresses of a task type as a list; TensorFlow also accepts a mapping index -> address."""
     if isinstance(addresses, list):
         return addresses
     if not isinstance(addresses, Mapping) or not all(str(index).isdecimal() for index in addresses):
         raise ConfigError(f'TF_CONFIG: cluster.{task_type}={json.dumps(addresses)} must be a list: ["host:port", ...].')
     by_index = {int(index): address for index, address in addresses.items()}
-    if sorted(by_index) != list(range(len(by_index))):
+    indices = sorted(by_index)
+    if indices != list(range(len(by_index))):
         # TensorFlow allows gaps if a task need not know its peers. Here every task must know all others.
         raise ConfigError(
-            f"TF_CONFIG: cluster.{task_type} names indices {', '.join(map(str, sorted(by_index)))} and leaves gaps. "
-            "List every task (in a Kubeflow TFJob: enableDynamicWorker: false)."
+            f"TF_CONFIG: cluster.{task_type} names indices {', '.join(map(str, indices))} and leaves gaps. List every "
+            "task (in a Kubeflow TFJob: enableDynamicWorker: false)."
         )
-    return [by_index[index] for index in range(len(by_index))]
+    return [by_index[index] for index in indices]
+
+
+def _check_addresses(task_type: str, addresses: Sequence[Any], seen: dict[str, str]) -> None:
+    """Check the addresses of a task type, and add them to `seen`: address -> the task that has it."""
+    for index, address in enumerate(addresses):
+        task = f"{task_type} {index}"
+        _check_address(f"cluster.{task_type}[{index}]", address)
+        if address in seen:
+            raise ConfigError(f"TF_CONFIG: {seen[address]} and {task} have the same address {address!r}.")
+        seen[address] = task
 
 
 def _check_address(where: str, address: Any) -> None:
-    # host:port. Only an IPv6 address contains colons, and it is in brackets.
-    found = re.fullmatch(r"(?:\[[^/ \t\n]*|[^/ \t\n:]+):(\d+)", address) if isinstance(address, str) else None
-    if found is None or not 0 < int(found[1]) < 65536:
+    if not _is_address(address):
         raise ConfigError(
             f"TF_CONFIG: {where}={json.dumps(address)} is not an address. Write host:port, such as node1:2222."
         )
 
 
-def _task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> tuple[str, int]:
+def _is_address(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    # host:port. Only an IPv6 address contains colons, and it is in brackets.
+    found = re.fullmatch(r"(?:\[[^/ \t\n]*|[^/ \t\n:]+):(\d+)", value)
+    return found is not None and 0 < int(found[1]) < 65536
+
+
+def _read_task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> tuple[str, int]:
     """Return (type, index) that TF_CONFIG gives this process."""
     if not task:
         raise ConfigError(
@@ -124,9 +139,9 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> tup
     if not isinstance(task, Mapping) or "type" not in task:
         raise ConfigError(f'TF_CONFIG: task={json.dumps(task)} must be {{"type": "worker", "index": 0}}.')
     given = task["type"]
-    task_type = given if given in tasks else _known_type(given, "task.type")
+    task_type = given if given in tasks else _read_type(given, "task.type")
     known = tasks.get(task_type, ())
-    index = _index(task, is_only_one=len(known) < 2)
+    index = _read_index(task, is_only_one=len(known) < 2)
     if index < len(known) or _may_be_unlisted(task_type, index, tasks, starts=starts):
         return task_type, index
     if not tasks:
@@ -150,14 +165,15 @@ def _may_be_unlisted(task_type: str, index: int, tasks: Mapping[str, Sequence[st
     return task_type == "evaluator" and (index == 0 or not starts)
 
 
-def _index(task: Mapping[str, Any], *, is_only_one: bool) -> int:
-    given = task.get("index", 0 if is_only_one else None)
+def _read_index(task: Mapping[str, Any], *, is_only_one: bool) -> int:
+    default = 0 if is_only_one else None
+    given = task.get("index", default)
     if not isinstance(given, bool) and str(given).isdecimal():
         return int(given)
     raise ConfigError(f"TF_CONFIG: task.index={json.dumps(given)} must be an integer from 0.")
 
 
-def _known_type(given: Any, where: str) -> str:
+def _read_type(given: Any, where: str) -> str:
     task_type = _canonical(given)
     if task_type not in TASK_TYPES:
         raise ConfigError(f"TF_CONFIG: {where}: unknown task type {given!r}. Use one of: {', '.join(TASK_TYPES)}.")

@@ -40,7 +40,8 @@ def find_tpu(env: Mapping[str, str], address: str | None) -> tuple[str, str]:
         if env.get(name):
             return env[name], name
     with contextlib.suppress(ValueError, AttributeError):
-        if named := json.loads(env.get("TPU_CONFIG") or "{}").get("tpu_node_name"):
+        named = json.loads(env.get("TPU_CONFIG") or "{}").get("tpu_node_name")
+        if named:
             return str(named), "TPU_CONFIG"
     raise ConfigError(
         f"strategy=tpu: no TPU is named: strategy.address is null, and none of {', '.join(_VARIABLES)} and TPU_CONFIG "
@@ -59,19 +60,24 @@ def check_reachable(address: str, zone: str | None, project: str | None, env: Ma
     if address.startswith("grpc://"):
         first = address.removeprefix("grpc://").partition(",")[0]
         host, _, port = first.partition(":")
-        if not answers(f"{host}:{port if port.isdecimal() else _PORT}", TIMEOUT_SECS):
+        if not port.isdecimal():
+            port = str(_PORT)
+        if not answers(f"{host}:{port}", TIMEOUT_SECS):
             raise ConfigError(
                 f"strategy=tpu: nothing accepts a connection at {first} within {TIMEOUT_SECS:g} s. Check that the TPU "
                 "runs and that this host is in its network."
             )
         return
-    if importlib.util.find_spec("googleapiclient") is None or importlib.util.find_spec("oauth2client") is None:
+    has_client = all(importlib.util.find_spec(module) for module in ("googleapiclient", "oauth2client"))
+    if not has_client:
         raise ConfigError(
             f"strategy=tpu: {address!r} is a name, and looking it up needs Google's API client: pip install "
             "cloud-tpu-client. Or set the address: strategy.address=grpc://10.0.0.2:8470."
         )
+    if zone and project:
+        return
     server = env.get("GCE_METADATA_HOST") or env.get("GCE_METADATA_IP") or _METADATA_SERVER
-    if not (zone and project) and not answers(f"{server}:80", TIMEOUT_SECS):
+    if not answers(f"{server}:80", TIMEOUT_SECS):
         raise ConfigError(
             f"strategy=tpu: {address!r} is a name, but its zone and project are unknown outside of a Google Cloud "
             "machine. Set strategy.zone and strategy.project, or the address: strategy.address=grpc://10.0.0.2:8470."
