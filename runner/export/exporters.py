@@ -67,17 +67,16 @@ def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
       ValueError: an object is not an Exporter, a name cannot be that of a folder, or two have the same name.
     """
     exporters = (given,) if isinstance(given, Exporter) else tuple(given or ())
-    for one in exporters:
-        if not isinstance(one, Exporter):
+    for exporter in exporters:
+        if not isinstance(exporter, Exporter):
             raise ValueError(
-                f"{what}: {one!r} is not an Exporter. Use LatestExporter, FinalExporter, BestExporter or a subclass of "
-                "runner.Exporter."
+                f"{what}: {exporter!r} is not an Exporter. Use LatestExporter, FinalExporter, BestExporter or a "
+                "subclass of runner.Exporter."
             )
-        if not one.name or not isinstance(one.name, str) or os.sep in one.name:
-            raise ValueError(
-                f"{what}: exporter name {one.name!r}: it must be the name of a folder, without {os.sep!r}."
-            )
-    names = [one.name for one in exporters]
+        name = exporter.name
+        if not name or not isinstance(name, str) or os.sep in name:
+            raise ValueError(f"{what}: exporter name {name!r}: it must be the name of a folder, without {os.sep!r}.")
+    names = [exporter.name for exporter in exporters]
     if len(set(names)) < len(names):
         raise ValueError(f"{what}: two exporters have the same name: {names}. Each needs its own, for its folder.")
     return exporters
@@ -105,8 +104,11 @@ class LatestExporter(Exporter):
     ) -> None:  # fmt: skip
         if exports_to_keep is not None and exports_to_keep <= 0:
             raise ValueError(f"exports_to_keep={exports_to_keep} must be positive; use None to keep all exports.")
-        self.name, self._keep = name, exports_to_keep
-        self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
+        self.name = name
+        self._keep = exports_to_keep
+        self._receiver_fn = serving_input_receiver_fn
+        self._assets_extra = assets_extra
+        self._as_text = as_text
         self._last: dict[str, Mapping[str, Any]] = {}  # folder -> the metrics of the last export of this process
 
     def export(
@@ -114,10 +116,15 @@ class LatestExporter(Exporter):
         is_the_final_export: bool,
     ) -> Any:  # fmt: skip
         export_path = os.fsdecode(export_path)
-        # Tests and libraries may pass a stand-in for an estimator, and a checkpoint that is not there: without notes.
-        notes = _Notes(self.name, export_path, checkpoint_path) if os.path.exists(f"{checkpoint_path}.index") else None
-        last = self._last.get(export_path, notes.last if notes else None)
-        is_known = notes and notes.has(checkpoint_path, eval_result)
+        record: _Record | None = None
+        last: Mapping[str, Any] | None = None
+        is_known = False
+        # Tests and libraries may pass a stand-in for an estimator, and a checkpoint that is not there: without record.
+        if os.path.exists(f"{checkpoint_path}.index"):
+            record = _Record(self.name, export_path, checkpoint_path)
+            last = record.last
+            is_known = record.has(checkpoint_path, eval_result)
+        last = self._last.get(export_path, last)
         if is_known or not self._is_due(last, eval_result, is_the_final_export):
             return None
         path = estimator.export_saved_model(
@@ -125,8 +132,8 @@ class LatestExporter(Exporter):
             assets_extra=self._assets_extra, as_text=self._as_text, checkpoint_path=checkpoint_path,
         )  # fmt: skip
         self._last[export_path] = eval_result
-        if notes is not None:
-            notes.add(os.fsdecode(path), checkpoint_path, eval_result)
+        if record is not None:
+            record.add(os.fsdecode(path), checkpoint_path, eval_result)
         if self._keep is not None:
             for old in exports_in(export_path)[: -self._keep]:
                 tf.io.gfile.rmtree(old)
@@ -183,13 +190,13 @@ class BestExporter(LatestExporter):
                 "BestExporter(serving_input_receiver_fn=None): give a function that returns a ServingInputReceiver."
             )
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-        self._is_better = _by_name(compare_fn)
+        self._is_better = _checked_compare_fn(compare_fn)
 
     def _is_due(self, last: Mapping[str, Any] | None, found: Mapping[str, Any], is_the_final_export: bool) -> bool:
         return last is None or bool(self._is_better(last, found))  # the last export is the best
 
 
-def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
+def _checked_compare_fn(compare_fn: Callable[..., bool]) -> CompareFn:
     """Return a function (best result, current result) that calls `compare_fn`, by name if it has the argument names
     of tf.estimator.
 
@@ -202,7 +209,7 @@ def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
         signature = inspect.signature(compare_fn)
         if set(names) <= set(signature.parameters):
             signature.bind(**dict.fromkeys(names))
-            return lambda best, found: compare_fn(**dict(zip(names, (best, found), strict=True)))
+            return lambda best, found: compare_fn(best_eval_result=best, current_eval_result=found)
         signature.bind(None, None)
     except TypeError:
         kind = ValueError if compare_fn is None or callable(compare_fn) else TypeError
@@ -224,8 +231,10 @@ def better(metric: str, mode: str) -> CompareFn:
     compare = operator.lt if mode == "min" else operator.gt
 
     def is_better(best: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-        before, now = _value(best, metric), _value(found, metric)
-        return compare(now, before) or (math.isnan(before) and not math.isnan(now))
+        before = _value(best, metric)
+        now = _value(found, metric)
+        replaces_nan = math.isnan(before) and not math.isnan(now)
+        return replaces_nan or compare(now, before)
 
     return is_better
 
@@ -236,26 +245,31 @@ def _value(result: Mapping[str, Any], metric: str) -> float:
     return float(result[metric])
 
 
-class _Notes:
+class _Record:
     """The checkpoint and metrics of each export in a folder, stored in `exports.<exporter>.json` with the checkpoint's
     own files.
     """
 
     def __init__(self, exporter: str, export_path: str, checkpoint_path: str) -> None:
         self._file = new_place_of(Path(checkpoint_path).parent / f"exports.{exporter}.json")
-        if (before := Path(export_path) / "exports.json").exists():  # where earlier versions wrote them
-            shutil.move(before, self._file)
+        file_of_earlier_versions = Path(export_path) / "exports.json"
+        if file_of_earlier_versions.exists():
+            shutil.move(file_of_earlier_versions, self._file)
         known = (read_json(self._file) or {}).get("exports", {})
         there = {os.path.basename(path) for path in exports_in(export_path)}
-        self._exports: dict[str, dict[str, Any]] = {name: facts for name, facts in known.items() if name in there}
+        self._exports: dict[str, dict[str, Any]] = {}
+        for name, facts in known.items():
+            if name in there:
+                self._exports[name] = facts
 
     @property
     def last(self) -> dict[str, float] | None:
         """The metrics of the newest export; None if there is no export."""
         if not self._exports:
             return None
-        newest = self._exports[max(self._exports, key=int)]
-        return {name: float(value) for name, value in newest["metrics"].items()}
+        newest = max(self._exports, key=int)
+        metrics = self._exports[newest]["metrics"]
+        return {name: float(value) for name, value in metrics.items()}
 
     def has(self, checkpoint_path: str, eval_result: Mapping[str, Any]) -> bool:
         """Report whether a checkpoint of the same name with the same results was exported."""

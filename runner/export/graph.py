@@ -96,27 +96,28 @@ def build_graph(
     Raises:
       ValueError: receiver_fn returned another type, or model_fn's result cannot be exported.
     """
-    store, graph = VariableStore(None, seed), tf.Graph()
+    store = VariableStore(None, seed)
     store.adapted.update(adapted)
+    graph = tf.Graph()
     with graph.as_default():
         v1.set_random_seed(seed)
         with _variables_of(graph, store, with_initial_values) as made:
-            receiver = _received(receiver_fn, mode)
-            of_receiver = _OfReceiver.collected()
+            receiver = _call_receiver_fn(receiver_fn, mode)
+            # Before model_fn, which adds what is its own to the same collections.
+            of_receiver = _CollectedByReceiver.collected()
             spec = model_call(receiver.features, receiver.labels, mode)
-            outputs, train_op = _outputs(spec, made)
+            outputs, train_op = _build_outputs(spec, made)
             otherwise = PredictOutput(spec.predictions) if mode == ModeKeys.PREDICT else None
-            signatures = signatures_of(
-                outputs, receiver.receiver_tensors, receiver.receiver_tensors_alternatives or {}, otherwise
-            )
+            alternatives = receiver.receiver_tensors_alternatives or {}
+            signatures = signatures_of(outputs, receiver.receiver_tensors, alternatives, otherwise)
         if not receiver.asks_for_all:
             for signature in signatures.values():
                 _leave_out_unused(graph, signature)
         scaffold = ModelScaffold(spec.scaffold, graph, made.requested)
-        exported = _cut(
+        exported = _cut_out(
             graph, made, signatures, train_op, _initializers(spec), of_receiver, whole=receiver.asks_for_all
         )
-        restore = functools.partial(_restored, made, scaffold.saver) if scaffold.restores else None
+        restore = functools.partial(_restore, made, scaffold.saver) if scaffold.restores else None
         return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
 
 
@@ -124,7 +125,7 @@ def build_graph(
 
 
 @dataclasses.dataclass
-class _Made:
+class _MadeVariables:
     """The variables made in a graph.
 
     Attributes:
@@ -151,13 +152,14 @@ class _Made:
 
     def proto(self, name: str) -> Any:
         """Return the VariableDef of a variable, with the initializer that it was made with."""
-        proto, made = self.variables[name].to_proto(), self.protos[name]
-        proto.initializer_name, proto.initial_value_name = made.initializer_name, made.initial_value_name
+        proto = self.variables[name].to_proto()
+        proto.initializer_name = self.protos[name].initializer_name
+        proto.initial_value_name = self.protos[name].initial_value_name
         return proto
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfReceiver:
+class _CollectedByReceiver:
     """What a receiver function put into the graph's collections. It is exported whether an output uses it or not.
 
     Attributes:
@@ -171,18 +173,24 @@ class _OfReceiver:
     saveables: Sequence[Any]
 
     @classmethod
-    def collected(cls) -> _OfReceiver:
+    def collected(cls) -> _CollectedByReceiver:
         """Return what the collections of the default graph hold."""
+        assets = v1.get_collection(_KEYS.ASSET_FILEPATHS)
         initializers = operations(v1.get_collection(_KEYS.TABLE_INITIALIZERS))
-        return cls(v1.get_collection(_KEYS.ASSET_FILEPATHS), initializers, v1.get_collection(_KEYS.SAVEABLE_OBJECTS))
+        saveables = v1.get_collection(_KEYS.SAVEABLE_OBJECTS)
+        return cls(assets, initializers, saveables)
 
     def tensors(self) -> dict[str, tf.Tensor]:
         """Return key -> tensor of what the saveables save."""
-        return {spec.name: spec.tensor for saveable in self.saveables for spec in saveable.specs}
+        tensors: dict[str, tf.Tensor] = {}
+        for saveable in self.saveables:
+            for spec in saveable.specs:
+                tensors[spec.name] = spec.tensor
+        return tensors
 
 
 @contextlib.contextmanager
-def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bool) -> Iterator[_Made]:
+def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bool) -> Iterator[_MadeVariables]:
     """Inside this context, make the variables that model_fn requests in `graph`, with the names that they have in
     checkpoints.
     """
@@ -190,12 +198,16 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
 
     def make(spec: VariableSpec) -> Any:
         nonlocal is_making
-        initial = spec.initial if with_initial_values or spec.local else lambda: tf.zeros(spec.shape, spec.dtype)
+
+        def zeros() -> tf.Tensor:
+            return tf.zeros(spec.shape, spec.dtype)
+
+        initial = spec.initial if with_initial_values or spec.local else zeros
         is_making = True
         try:
             with v1.name_scope(None), tf.control_dependencies(None), tf.init_scope():
                 made.variables[spec.name] = tf.Variable(
-                    initial, trainable=spec.trainable, name=_exactly(graph, spec.name), dtype=spec.dtype,
+                    initial, trainable=spec.trainable, name=_exact_name(graph, spec.name), dtype=spec.dtype,
                     shape=spec.shape,
                 )  # fmt: skip
         finally:
@@ -206,11 +218,13 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
     with contextlib.ExitStack() as stack:
         stack.enter_context(adapting_once(graph, store.adapted, SINGLE_PROCESS))
         requested = RequestedVariables(stack.enter_context(keras_trace(graph)), training=False)
-        made = _Made(store, requested)
+        made = _MadeVariables(store, requested)
         creator = store.asked_for_in_a_graph(requested, make)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            return next_creator(**kwargs) if is_making else creator(next_creator, **kwargs)
+            if is_making:
+                return next_creator(**kwargs)
+            return creator(next_creator, **kwargs)
 
         stack.enter_context(tf.variable_creator_scope(create))
         stack.enter_context(eager_values_as_constants())
@@ -219,7 +233,7 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
         yield made
 
 
-def _exactly(graph: tf.Graph, name: str) -> str:
+def _exact_name(graph: tf.Graph, name: str) -> str:
     """Return the argument `name` that gives a new variable exactly this name, even if a name scope has it. If an
     operation has it, TensorFlow appends a number.
     """
@@ -231,80 +245,98 @@ def _exactly(graph: tf.Graph, name: str) -> str:
     return name
 
 
-def _received(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
-    kind: Any = ServingInputReceiver if mode == ModeKeys.PREDICT else SupervisedInputReceiver
+def _call_receiver_fn(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
     receiver = receiver_fn()
     if not isinstance(receiver, Receiver):
+        expected: Any = ServingInputReceiver if mode == ModeKeys.PREDICT else SupervisedInputReceiver
         raise ValueError(
-            f"the receiver function for mode {mode!r} returned a {type(receiver).__name__}. Return a {kind.__name__}, "
-            "as the functions build_..._input_receiver_fn do."
+            f"the receiver function for mode {mode!r} returned a {type(receiver).__name__}. Return a "
+            f"{expected.__name__}, as the functions build_..._input_receiver_fn do."
         )
     return receiver
 
 
-def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
+def _build_outputs(spec: EstimatorSpec, made: _MadeVariables) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
     """Return (signature name -> outputs, the training operation or None)."""
     if spec.mode == ModeKeys.PREDICT:
         return outputs_of(spec.predictions, spec.export_outputs), None
-    loss, metrics = tf.reduce_mean(spec.loss), _metric_pairs(spec, made)
+    loss = tf.reduce_mean(spec.loss)
+    metrics = _metric_pairs(spec, made)
     if spec.mode == ModeKeys.TRAIN:
-        return {spec.mode: TrainOutput(loss, spec.predictions, metrics)}, _train_op(spec, loss, made)
+        of_training = TrainOutput(loss, spec.predictions, metrics)
+        return {spec.mode: of_training}, _build_train_op(spec, loss, made)
     return {spec.mode: EvalOutput(loss, spec.predictions, metrics)}, None
 
 
-def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]]:
+def _metric_pairs(spec: EstimatorSpec, made: _MadeVariables) -> dict[str, tuple[Any, Any]]:
     """Return name -> (value, update), tensors, for all kinds of metrics in `spec.eval_metric_ops`."""
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         if isinstance(metric, tuple | list):
-            value, update = (part if isinstance(part, tf.Operation) else tf.convert_to_tensor(part) for part in metric)
+            given_value, given_update = metric
+            value = _tensor_or_operation(given_value)
+            update = _tensor_or_operation(given_update)
         elif tf.is_tensor(metric):
             value, update = v1.metrics.mean(metric)
         else:
             owners = {id(variable) for variable in metric.variables}
             own = [variable for variable, owner in made.requested.requests.values() if id(owner) in owners]
             value = metric.result()
-            with tf.control_dependencies(_writes(made, own)):
+            with tf.control_dependencies(_writes_to(made, own)):
                 update = tf.identity(metric.result())
         pairs[name] = value, update
     return pairs
 
 
-def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation:
+def _tensor_or_operation(part: Any) -> tf.Tensor | tf.Operation:
+    """Return the value or the update of a metric as an element of a graph; an update may be an operation."""
+    return part if isinstance(part, tf.Operation) else tf.convert_to_tensor(part)
+
+
+def _build_train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _MadeVariables) -> tf.Operation:
     """Return the operation that takes a training step.
 
     An `optimizer` is applied directly, without options of the runner such as train.clip_global_norm.
     """
     if spec.train_op is not None:
-        return tf.group(spec.train_op, *_writes(made, made.requested.keras_variables()))
-    step, pairs = v1.train.get_global_step(), list(made.requested.trainable.values())
+        return tf.group(spec.train_op, *_writes_to(made, made.requested.keras_variables()))
+    step = v1.train.get_global_step()
+    pairs = list(made.requested.trainable.values())
     gradients = tf.gradients(loss, [variable for variable, _ in pairs])
-    gradients = gradients if adds_rows(spec.optimizer) else [without_duplicates(one) for one in gradients]
-    apply_gradients(
-        spec.optimizer, [(g, v, owner) for g, (v, owner) in zip(gradients, pairs, strict=True) if g is not None]
-    )
-    return tf.group(*_writes(made, made.variables.values()), step.assign_add(1))
+    if not adds_rows(spec.optimizer):
+        gradients = [without_duplicates(gradient) for gradient in gradients]
+    applied = []
+    for gradient, (variable, owner) in zip(gradients, pairs, strict=True):
+        if gradient is not None:
+            applied.append((gradient, variable, owner))
+    apply_gradients(spec.optimizer, applied)
+    writes = _writes_to(made, made.variables.values())
+    return tf.group(*writes, step.assign_add(1))
 
 
-def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
+def _writes_to(made: _MadeVariables, variables: Iterable[Any]) -> list[tf.Operation]:
     """Return the operations that write to `variables`, without those that initialize them."""
     handles = {variable.handle.name for variable in variables}
-    initial = {proto.initializer_name for proto in made.protos.values()}
-    return [
-        one
-        for one in v1.get_default_graph().get_operations()
-        if changes_state(one) and one.name not in initial and any(tensor.name in handles for tensor in one.inputs)
-    ]
+    initializers = {proto.initializer_name for proto in made.protos.values()}
+    writes = []
+    for operation in v1.get_default_graph().get_operations():
+        if not changes_state(operation) or operation.name in initializers:
+            continue
+        if any(tensor.name in handles for tensor in operation.inputs):
+            writes.append(operation)
+    return writes
 
 
 def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
     """Return the operations that fill lookup tables, and the Scaffold's local_init_op."""
     # A SavedModel of TensorFlow 2 that is loaded into a graph collects tensors.
-    return operations([*v1.get_collection(_KEYS.TABLE_INITIALIZERS), getattr(spec.scaffold, "local_init_op", None)])
+    of_tables = v1.get_collection(_KEYS.TABLE_INITIALIZERS)
+    local_init_op = getattr(spec.scaffold, "local_init_op", None)
+    return operations([*of_tables, local_init_op])
 
 
-def _restored(
-    made: _Made, saver: Any, path: str, parts: Iterator[Mapping[str, Any]], names: Iterable[str]
+def _restore(
+    made: _MadeVariables, saver: Any, path: str, parts: Iterator[Mapping[str, Any]], names: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
     """Restore a checkpoint in a session with the user's saver, and return an iterator over the variables' values.
 
@@ -318,14 +350,16 @@ def _restored(
     Returns:
       An iterator over dicts name -> value.
     """
-    saved, graph = made.saved, made.variables[GLOBAL_STEP].graph
-    names_of = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in saved.items()}
+    saved = made.saved
+    graph = made.variables[GLOBAL_STEP].graph
 
     def piece(name: str) -> Piece:
         proto = made.protos[name]
         return Piece(made.variables[name], proto.initializer_name, proto.initial_value_name)
 
-    pieces = {name: [piece(one) for one in of_one] for name, of_one in names_of.items()}
+    pieces: dict[str, list[Piece]] = {}
+    for name, variable in saved.items():
+        pieces[name] = [piece(part) for part in _names_of_parts(name, variable)]
     with contextlib.ExitStack() as held:
         values = SessionValues(graph, pieces, specs_of(saved, made.store.specs))
         held.callback(values.close)
@@ -340,13 +374,13 @@ def _restored(
 # --- the exported part of the graph -------------------------------------------------------------------------------
 
 
-def _cut(
+def _cut_out(
     graph: tf.Graph,
-    made: _Made,
+    made: _MadeVariables,
     signatures: Mapping[str, Any],
     train_op: tf.Operation | None,
     initializers: Iterable[tf.Operation],
-    of_receiver: _OfReceiver,
+    of_receiver: _CollectedByReceiver,
     whole: bool,
 ) -> ExportGraph:
     """Return the part of `graph` that the signatures, the training operation and what the receiver function collected
@@ -361,12 +395,16 @@ def _cut(
       of_receiver: what the receiver function collected.
       whole: keep all trainable variables, used or not: those that a warm start from the SavedModel loads.
     """
-    wanted = _wanted(graph, signatures, train_op)
+    wanted = _wanted_operations(graph, signatures, train_op)
     saved_tensors = of_receiver.tensors()
     wanted += operations([*of_receiver.assets, *of_receiver.initializers, *saved_tensors.values()])
     running = set(needed(graph, wanted))
-    # A tf.group has no inputs, so look at the operations that it runs.
-    filling = [one for one in initializers if not running.isdisjoint(needed(graph, [one]))]
+    filling = []
+    for initializer in initializers:
+        # A tf.group has no inputs, so look at the operations that it runs.
+        its_operations = needed(graph, [initializer])
+        if not running.isdisjoint(its_operations):
+            filling.append(initializer)
     running |= set(needed(graph, filling))
     used = _used_variables(made, running, whole)
     saved = _parts_of_saved(made, used)
@@ -379,44 +417,42 @@ def _cut(
     of_variables = _operations_of_variables(graph, protos)
     saver_def = None
     if saved_tensors:
-        of_names = {name: made.variables[name] for names in saved.values() for name in names}
-        saver_def = _saver_def(_variables_or_parts(of_names, saved), of_receiver.saveables)
+        saver_def = _build_saver_def(_variables_or_parts(made.variables, saved), of_receiver.saveables)
         of_saver = (saver_def.filename_tensor_name, saver_def.save_tensor_name, saver_def.restore_op_name)
         of_variables += operations([graph.as_graph_element(name) for name in of_saver])
     exported_part = set(needed(graph, [*wanted, init_op, *of_variables]))
-    assets = [tensor.name for tensor in _assets(graph) if tensor.op in exported_part]
 
     exported = tf.Graph()
     with exported.as_default():
-        tf.graph_util.import_graph_def(_definition(graph, exported_part), name="")
+        tf.graph_util.import_graph_def(_build_graph_def(graph, exported_part), name="")
         variables = {name: type(made.variables[name]).from_proto(proto) for name, proto in protos.items()}
-        _collect(exported, variables, local, train_op)
-        for name in assets:
-            exported.add_to_collection(_KEYS.ASSET_FILEPATHS, exported.get_tensor_by_name(name))
-        for operation in operations(graph.get_collection(_KEYS.TABLE_INITIALIZERS)):
-            if operation in exported_part:
-                exported.add_to_collection(_KEYS.TABLE_INITIALIZERS, exported.get_operation_by_name(operation.name))
+        _collect_variables(exported, variables, local, train_op)
+    assets = _collect_files_and_tables(exported, graph, exported_part)
     return ExportGraph(
         exported,
         specs_of(made.saved, made.store.specs),
         _variables_or_parts(variables, saved),
         signatures,
-        [exported.get_tensor_by_name(name) for name in assets],
+        assets,
         exported.get_operation_by_name(init_op.name),
         saveables={key: exported.get_tensor_by_name(tensor.name) for key, tensor in saved_tensors.items()},
         saver_def=saver_def,
     )
 
 
-def _saver_def(variables: Mapping[str, Any], saveables: Sequence[Any]) -> Any:
+def _build_saver_def(variables: Mapping[str, Any], saveables: Sequence[Any]) -> Any:
     """Return the SaverDef of a saver, in the default graph, of variables and SaveableObjects. The exported part of the
     graph takes it over, because a SaveableObject cannot be made anew in another graph.
     """
-    saved = {**variables, **{one.name: one for one in saveables}}
+    saved = dict(variables)
+    for saveable in saveables:
+        saved[saveable.name] = saveable
     return v1.train.Saver(saved, sharded=True).as_saver_def()
 
 
-def _wanted(graph: tf.Graph, signatures: Mapping[str, Any], train_op: tf.Operation | None) -> list[tf.Operation]:
+def _wanted_operations(
+    graph: tf.Graph, signatures: Mapping[str, Any], train_op: tf.Operation | None
+) -> list[tf.Operation]:
     """Return the operations of the inputs and outputs of the signatures, and the training operation."""
     infos: list[Any] = []
     for signature in signatures.values():
@@ -427,7 +463,7 @@ def _wanted(graph: tf.Graph, signatures: Mapping[str, Any], train_op: tf.Operati
     return wanted
 
 
-def _used_variables(made: _Made, running: set[tf.Operation], whole: bool) -> set[str]:
+def _used_variables(made: _MadeVariables, running: set[tf.Operation], whole: bool) -> set[str]:
     """Return the names of the variables that `running` operations use, of the global step and, if `whole`, of all
     trainable variables.
     """
@@ -439,16 +475,21 @@ def _used_variables(made: _Made, running: set[tf.Operation], whole: bool) -> set
     return used
 
 
-def _parts_of_saved(made: _Made, used: set[str]) -> dict[str, Sequence[str]]:
+def _parts_of_saved(made: _MadeVariables, used: set[str]) -> dict[str, Sequence[str]]:
     """Return name -> names of the parts of each variable that belongs in a checkpoint and has a part in `used`. A
     variable that no partitioner divided is its only part.
     """
     parts: dict[str, Sequence[str]] = {}
     for name, variable in made.saved.items():
-        names = variable.names if isinstance(variable, PartitionedVariable) else (name,)
+        names = _names_of_parts(name, variable)
         if used.intersection(names):
             parts[name] = names
     return parts
+
+
+def _names_of_parts(name: str, variable: Any) -> Sequence[str]:
+    """Return the names of the parts of a variable that belongs in a checkpoint under `name`."""
+    return variable.names if isinstance(variable, PartitionedVariable) else (name,)
 
 
 def _operations_of_variables(graph: tf.Graph, protos: Mapping[str, Any]) -> list[tf.Operation]:
@@ -459,12 +500,7 @@ def _operations_of_variables(graph: tf.Graph, protos: Mapping[str, Any]) -> list
     return operations(ends)
 
 
-def _assets(graph: tf.Graph) -> Iterable[tf.Tensor]:
-    """Return the tensors with the paths of files that fill tables, each once and in order."""
-    return dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS))
-
-
-def _collect(
+def _collect_variables(
     graph: tf.Graph, variables: Mapping[str, Any], local: Sequence[str], train_op: tf.Operation | None
 ) -> None:
     """Add the variables and the training operation to the collections of the exported `graph`.
@@ -476,13 +512,33 @@ def _collect(
       train_op: the training operation of the graph in which model_fn was called; None outside of TRAIN.
     """
     for name, variable in variables.items():
-        is_local = name in local
-        graph.add_to_collection(_KEYS.LOCAL_VARIABLES if is_local else _KEYS.GLOBAL_VARIABLES, variable)
-        if variable.trainable and not is_local:
+        if name in local:
+            graph.add_to_collection(_KEYS.LOCAL_VARIABLES, variable)
+            continue
+        graph.add_to_collection(_KEYS.GLOBAL_VARIABLES, variable)
+        if variable.trainable:
             graph.add_to_collection(_KEYS.TRAINABLE_VARIABLES, variable)
     graph.add_to_collection(_KEYS.GLOBAL_STEP, variables[GLOBAL_STEP])
     if train_op is not None:  # tf.estimator put it into this collection
         graph.add_to_collection(_KEYS.TRAIN_OP, graph.get_operation_by_name(train_op.name))
+
+
+def _collect_files_and_tables(exported: tf.Graph, graph: tf.Graph, part: set[tf.Operation]) -> list[tf.Tensor]:
+    """Add to the collections of the exported graph what `part` has of those of the graph in which model_fn was called.
+
+    Returns:
+      The tensors of the exported graph with the paths of files that fill tables.
+    """
+    assets = []
+    for tensor in dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS)):  # each once and in order
+        if tensor.op in part:
+            asset = exported.get_tensor_by_name(tensor.name)
+            exported.add_to_collection(_KEYS.ASSET_FILEPATHS, asset)
+            assets.append(asset)
+    for operation in operations(graph.get_collection(_KEYS.TABLE_INITIALIZERS)):
+        if operation in part:
+            exported.add_to_collection(_KEYS.TABLE_INITIALIZERS, exported.get_operation_by_name(operation.name))
+    return assets
 
 
 def _variables_or_parts(variables: Mapping[str, Any], parts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -500,8 +556,13 @@ def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:
     no output depends on any.
     """
     used = set(needed(graph, _operations_of(graph, signature.outputs.values())))
-    unused = [name for name, info in signature.inputs.items() if used.isdisjoint(_operations_of(graph, [info]))]
-    for name in unused if len(unused) < len(signature.inputs) else ():
+    unused = []
+    for name, info in signature.inputs.items():
+        if used.isdisjoint(_operations_of(graph, [info])):
+            unused.append(name)
+    if len(unused) == len(signature.inputs):
+        return
+    for name in unused:
         del signature.inputs[name]
 
 
@@ -516,7 +577,7 @@ def _names_in(proto: Any) -> list[str]:
     return [name for name in names if name]
 
 
-def _definition(graph: tf.Graph, running: set[tf.Operation]) -> Any:
+def _build_graph_def(graph: tf.Graph, running: set[tf.Operation]) -> Any:
     """Return the GraphDef of the operations in `running` and of the functions that they call."""
     whole = graph.as_graph_def()
     names = {operation.name for operation in running}
@@ -527,10 +588,18 @@ def _definition(graph: tf.Graph, running: set[tf.Operation]) -> Any:
         if not places or not names.issuperset(places):  # drop a colocation with an operation that is not exported
             del node.attr["_class"]
     functions = {function.signature.name: function for function in whole.library.function}
-    called = {name for node in part.node for name in functions_of(node)}
+    called = _functions_called_by(part.node)
     while called:
         function = functions.pop(called.pop(), None)
         if function is not None:
             part.library.function.append(function)
-            called |= {name for node in function.node_def for name in functions_of(node)}
+            called |= _functions_called_by(function.node_def)
     return part
+
+
+def _functions_called_by(nodes: Iterable[Any]) -> set[str]:
+    """Return the names of the functions in the attributes of NodeDefs."""
+    names: set[str] = set()
+    for node in nodes:
+        names.update(functions_of(node))
+    return names

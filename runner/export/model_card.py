@@ -219,7 +219,9 @@ def _kind(info: Any) -> str:
 def _shape(info: Any) -> str:
     if info.tensor_shape.unknown_rank:
         return "any"
-    sizes = ["any" if size.size < 0 else str(size.size) for size in info.tensor_shape.dim]
+    sizes = []
+    for axis in info.tensor_shape.dim:
+        sizes.append("any" if axis.size < 0 else str(axis.size))
     return f"[{', '.join(sizes)}]"
 
 

@@ -55,7 +55,7 @@ class PredictOutput(ExportOutput, of_tensorflow.PredictOutput):
     outputs: Any = None
 
     def __init__(self, outputs: Any) -> None:
-        self.outputs = _named(outputs, "output", "PredictOutput(outputs)")
+        self.outputs = _name_outputs(outputs, "output", "PredictOutput(outputs)")
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         return _signature(receiver_tensors, self.outputs, saved_model.signature_constants.PREDICT_METHOD_NAME)
@@ -77,7 +77,8 @@ class ClassificationOutput(ExportOutput, of_tensorflow.ClassificationOutput):
     classes: Any = None
 
     def __post_init__(self) -> None:
-        scores, classes = self.scores, self.classes
+        scores = self.scores
+        classes = self.classes
         if scores is None and classes is None:
             raise ValueError("ClassificationOutput(): scores, classes or both are required.")
         if scores is not None and not (tf.is_tensor(scores) and scores.dtype.is_floating):
@@ -130,14 +131,15 @@ class _SupervisedOutput(ExportOutput):
     metrics: Any = None
 
     def __init__(self, loss: Any = None, predictions: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
-        self.loss = {} if loss is None else _named(loss, "loss", f"{type(self).__name__}(loss)")
-        self.predictions = {} if predictions is None else _prefixed("predictions", predictions)
+        self.loss = {} if loss is None else _name_outputs(loss, "loss", f"{type(self).__name__}(loss)")
+        self.predictions = {} if predictions is None else _name_with_prefix("predictions", predictions)
         self.metrics = {}
         for name, (value, update) in (metrics or {}).items():
             if isinstance(update, tf.Operation):  # a signature has tensors only
                 with tf.control_dependencies([update]):
                     update = tf.constant([])
-            self.metrics |= {f"metrics/{name}/value": value, f"metrics/{name}/update_op": update}
+            self.metrics[f"metrics/{name}/value"] = value
+            self.metrics[f"metrics/{name}/update_op"] = update
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         outputs = {**self.loss, **self.predictions, **self.metrics}
@@ -165,7 +167,9 @@ def outputs_of(predictions: Any, export_outputs: Mapping[str, Any] | None) -> di
     Raises:
       ValueError: a value of export_outputs is not an ExportOutput, or none of several is named `serving_default`.
     """
-    outputs = dict(export_outputs or {}) or {DEFAULT: PredictOutput(predictions)}
+    outputs: dict[str, ExportOutput] = dict(export_outputs or {})
+    if not outputs:
+        outputs[DEFAULT] = PredictOutput(predictions)
     for name, output in outputs.items():
         if not isinstance(output, of_tensorflow.ExportOutput):
             raise ValueError(
@@ -173,7 +177,8 @@ def outputs_of(predictions: Any, export_outputs: Mapping[str, Any] | None) -> di
                 "ClassificationOutput or RegressionOutput."
             )
     if len(outputs) == 1:
-        outputs.setdefault(DEFAULT, next(iter(outputs.values())))
+        (only,) = outputs.values()
+        outputs.setdefault(DEFAULT, only)
     if DEFAULT not in outputs:
         raise ValueError(
             f"export_outputs has {', '.join(map(repr, outputs))}, but no {DEFAULT!r}. Give one this name: "
@@ -204,7 +209,9 @@ def signatures_of(
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    inputs = {"": receiver_tensors, **{f"{name}:": tensors for name, tensors in alternatives.items()}}
+    inputs = {"": receiver_tensors}
+    for name, tensors in alternatives.items():
+        inputs[f"{name}:"] = tensors
     for prefix, tensors in inputs.items():
         for name, output in outputs.items():
             try:
@@ -214,13 +221,14 @@ def signatures_of(
     if DEFAULT not in found and otherwise is not None:
         found[DEFAULT] = otherwise.as_signature_def(receiver_tensors)
     if not found:
+        reasons = "; ".join(f"{name!r}: {why}" for name, why in left_out.items())
         raise ValueError(
-            "no signature can be exported: "
-            + "; ".join(f"{name!r}: {why}" for name, why in left_out.items())
-            + " Add a PredictOutput to export_outputs, or use build_parsing_serving_input_receiver_fn."
+            f"no signature can be exported: {reasons} Add a PredictOutput to export_outputs, or use "
+            "build_parsing_serving_input_receiver_fn."
         )
     for name, why in left_out.items():
-        instead = " It has the predictions as outputs instead." if name == DEFAULT and DEFAULT in found else ""
+        is_replaced = name == DEFAULT and DEFAULT in found
+        instead = " It has the predictions as outputs instead." if is_replaced else ""
         _log.info("Signature %r is left out: %s%s", name, why, instead)
     return found
 
@@ -229,7 +237,9 @@ def _single_string(receiver_tensors: Mapping[str, Any], what: str) -> Any:
     found = list(receiver_tensors.values())
     if len(found) != 1 or not tf.is_tensor(found[0]) or found[0].dtype != tf.string:
         kinds = [f"{name} ({tf.as_dtype(tensor.dtype).name})" for name, tensor in receiver_tensors.items()]
-        shown = ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
+        shown = ", ".join(kinds[:3])
+        if len(kinds) > 3:
+            shown += f" and {len(kinds) - 3} more"
         raise ValueError(
             f"A {what} signature needs exactly one input, a string tensor of serialized tf.Examples, but the inputs "
             f"are {shown}."
@@ -238,15 +248,12 @@ def _single_string(receiver_tensors: Mapping[str, Any], what: str) -> Any:
 
 
 def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any], method_name: str) -> Any:
-    info = saved_model.build_tensor_info
-    return saved_model.build_signature_def(
-        {str(name): info(tensor) for name, tensor in inputs.items()},
-        {name: info(tensor) for name, tensor in outputs.items()},
-        method_name,
-    )
+    input_infos = {str(name): saved_model.build_tensor_info(tensor) for name, tensor in inputs.items()}
+    output_infos = {name: saved_model.build_tensor_info(tensor) for name, tensor in outputs.items()}
+    return saved_model.build_signature_def(input_infos, output_infos, method_name)
 
 
-def _named(outputs: Any, default: str, what: str) -> dict[str, Any]:
+def _name_outputs(outputs: Any, default: str, what: str) -> dict[str, Any]:
     if not isinstance(outputs, Mapping):
         outputs = {default: outputs}
     named: dict[str, Any] = {}
@@ -261,7 +268,8 @@ def _named(outputs: Any, default: str, what: str) -> dict[str, Any]:
     return named
 
 
-def _prefixed(prefix: str, outputs: Any) -> dict[str, Any]:
+def _name_with_prefix(prefix: str, outputs: Any) -> dict[str, Any]:
     if not isinstance(outputs, Mapping):
-        return _named(outputs, prefix, prefix)
-    return {f"{prefix}/{name}": value for name, value in _named(outputs, "output", prefix).items()}
+        return _name_outputs(outputs, prefix, prefix)
+    named = _name_outputs(outputs, "output", prefix)
+    return {f"{prefix}/{name}": value for name, value in named.items()}

@@ -44,14 +44,14 @@ class ServingInputReceiver(_ServingInputReceiver):
                 f"receiver_tensors_alternatives is a {type(receiver_tensors_alternatives).__name__}. It must be a "
                 "dict: name -> tensors."
             )
-        alternatives = {
-            name: _checked(tensors, SINGLE_RECEIVER, f"receiver_tensors_alternatives[{name!r}]", str)
-            for name, tensors in (receiver_tensors_alternatives or {}).items()
-        }
-        receivers = _checked(receiver_tensors, SINGLE_RECEIVER, "receiver_tensors", str)
-        return super().__new__(
-            cls, cls._checked_features(features), receivers, alternatives or receiver_tensors_alternatives
-        )
+        alternatives: dict[str, Any] | None = None
+        if receiver_tensors_alternatives is not None:
+            alternatives = {}
+            for name, tensors in receiver_tensors_alternatives.items():
+                what = f"receiver_tensors_alternatives[{name!r}]"
+                alternatives[name] = _check_tensors(tensors, SINGLE_RECEIVER, what, str)
+        receivers = _check_tensors(receiver_tensors, SINGLE_RECEIVER, "receiver_tensors", str)
+        return super().__new__(cls, cls._checked_features(features), receivers, alternatives)
 
     labels: Any = None
     asks_for_all = True
@@ -61,7 +61,7 @@ class ServingInputReceiver(_ServingInputReceiver):
 
     @classmethod
     def _checked_features(cls, features: Any) -> Any:
-        return _checked(features, _SINGLE_FEATURE, "features")
+        return _check_tensors(features, _SINGLE_FEATURE, "features")
 
 
 class _OfInput(ServingInputReceiver):
@@ -111,11 +111,12 @@ class SupervisedInputReceiver(_SupervisedInputReceiver):
     asks_for_all = True
 
     def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Self:
-        features = features if _is_tensor(features) else _checked(features, _SINGLE_FEATURE, "features")
-        labels = labels if _is_tensor(labels) else _checked(labels, _SINGLE_LABEL, "labels")
-        return super().__new__(
-            cls, features, labels, _checked(receiver_tensors, SINGLE_RECEIVER, "receiver_tensors", str)
-        )
+        if not _is_tensor(features):
+            features = _check_tensors(features, _SINGLE_FEATURE, "features")
+        if not _is_tensor(labels):
+            labels = _check_tensors(labels, _SINGLE_LABEL, "labels")
+        receivers = _check_tensors(receiver_tensors, SINGLE_RECEIVER, "receiver_tensors", str)
+        return super().__new__(cls, features, labels, receivers)
 
 
 def build_parsing_serving_input_receiver_fn(
@@ -149,8 +150,8 @@ def build_raw_serving_input_receiver_fn(
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
-        placeholders = _placeholders(_batches(features), default_batch_size, _SINGLE_FEATURE)
-        return ServingInputReceiver(placeholders, _by_text(placeholders))
+        placeholders = _placeholders(_with_batch_axis(features), default_batch_size, _SINGLE_FEATURE)
+        return ServingInputReceiver(placeholders, _with_text_names(placeholders))
 
     return serving_input_receiver_fn
 
@@ -170,20 +171,20 @@ def build_raw_supervised_input_receiver_fn(
     """
     if features is None or labels is None:
         raise ValueError("build_raw_supervised_input_receiver_fn: features and labels are both required.")
-    names = (_by_name(features, SINGLE_RECEIVER), _by_name(labels, _SINGLE_LABEL))
-    if set(names[0]) & set(names[1]):
-        both = ", ".join(map(repr, sorted(set(names[0]) & set(names[1]))))
+    in_both = set(_by_name(features, SINGLE_RECEIVER)) & set(_by_name(labels, _SINGLE_LABEL))
+    if in_both:
+        names = ", ".join(map(repr, sorted(in_both)))
         raise ValueError(
-            f"{both}: a feature and a label have the same name. Each input of a signature needs a name of its own."
+            f"{names}: a feature and a label have the same name. Each input of a signature needs a name of its own."
         )
 
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
-        of_features = _placeholders(_batches(features), default_batch_size, SINGLE_RECEIVER)
-        of_labels = _placeholders(_batches(labels), default_batch_size, _SINGLE_LABEL)
+        of_features = _placeholders(_with_batch_axis(features), default_batch_size, SINGLE_RECEIVER)
+        of_labels = _placeholders(_with_batch_axis(labels), default_batch_size, _SINGLE_LABEL)
+        for_model_fn = of_features if isinstance(features, Mapping) else of_features[SINGLE_RECEIVER]
+        labels_for_model_fn = of_labels if isinstance(labels, Mapping) else of_labels[_SINGLE_LABEL]
         return SupervisedInputReceiver(
-            of_features if isinstance(features, Mapping) else of_features[SINGLE_RECEIVER],
-            of_labels if isinstance(labels, Mapping) else of_labels[_SINGLE_LABEL],
-            _by_text({**of_features, **of_labels}),
+            for_model_fn, labels_for_model_fn, _with_text_names({**of_features, **of_labels})
         )
 
     return supervised_input_receiver_fn
@@ -204,7 +205,7 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
     def serving_input_receiver_fn() -> ServingInputReceiver:
         if isinstance(features, Mapping):
             placeholders = _placeholders(features, None, _SINGLE_FEATURE)
-            return _OfInput(placeholders, _by_text(placeholders))
+            return _OfInput(placeholders, _with_text_names(placeholders))
         if tf.nest.is_nested(features):
             raise ValueError(
                 f"the features of the input are a {type(features).__name__}, so its tensors have no names that a "
@@ -216,15 +217,15 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
     return serving_input_receiver_fn
 
 
-def _by_text(placeholders: Mapping[Any, Any]) -> dict[str, Any]:
+def _with_text_names(placeholders: Mapping[Any, Any]) -> dict[str, Any]:
     """Return `placeholders` with names of a signature's inputs: strings, where those of features may be ints."""
     return {str(name): placeholder for name, placeholder in placeholders.items()}
 
 
-def _batches(specs: Any) -> Any:
+def _with_batch_axis(specs: Any) -> Any:
     """Return `specs` with a batch dimension added to each scalar, as in tf.estimator."""
     if isinstance(specs, Mapping):
-        return {name: _batches(spec) for name, spec in specs.items()}
+        return {name: _with_batch_axis(spec) for name, spec in specs.items()}
     is_scalar = tf.TensorShape(getattr(specs, "shape", None)).rank == 0
     return tf.TensorSpec([None], specs.dtype) if is_scalar else specs
 
@@ -247,16 +248,21 @@ def _placeholder(name: Any, spec: Any, batch_size: int | None) -> Any:
         rank = spec.ragged_rank
         return v1.ragged.placeholder(spec.dtype, rank, list(spec.shape[rank + 1 :]), name=_op_name(name))
     shape = tf.TensorShape(spec.shape)
-    shape = tf.TensorShape([batch_size]).concatenate(shape[1:]) if shape.rank else shape
+    if shape.rank:
+        shape = tf.TensorShape([batch_size]).concatenate(shape[1:])
     if isinstance(spec, tf.SparseTensor | tf.SparseTensorSpec):
-        return v1.sparse_placeholder(spec.dtype, shape.as_list() if shape.rank else None, name=_op_name(name))
+        sizes = shape.as_list() if shape.rank else None
+        return v1.sparse_placeholder(spec.dtype, sizes, name=_op_name(name))
     # As in tf.estimator, a tensor of a graph gives its name.
-    return v1.placeholder(spec.dtype, shape, spec.op.name if hasattr(spec, "op") else _op_name(name))
+    op_name = spec.op.name if hasattr(spec, "op") else _op_name(name)
+    return v1.placeholder(spec.dtype, shape, op_name)
 
 
 def _op_name(name: Any) -> str | None:
+    """Return the name of the placeholder of a feature; None, so that TensorFlow names it: its name cannot be one."""
     text = str(name)
-    return text if all(part.isalnum() for part in text.split("_")) and text[:1].isalnum() else None
+    is_valid = text[:1].isalnum() and all(part.isalnum() for part in text.split("_"))
+    return text if is_valid else None
 
 
 def _is_tensor(value: Any) -> bool:
@@ -264,7 +270,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) or hasattr(value, "tensor")
 
 
-def _checked(tensors: Any, single: str, what: str, kinds: Any = str | int) -> dict[Any, Any]:
+def _check_tensors(tensors: Any, single: str, what: str, kinds: Any = str | int) -> dict[Any, Any]:
     if tensors is None:
         raise ValueError(f"{what}=None: {what} are required.")
     tensors = _by_name(tensors, single)

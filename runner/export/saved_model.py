@@ -102,61 +102,90 @@ def write_saved_model(
     """
     base = local_folder("export_saved_model(export_dir_base=", base)
     writing(base)
-    modes = [mode for mode in TAGS if receiver_fns.get(mode) is not None]
-    if not modes:
+    wanted: dict[str, Callable[[], Receiver]] = {}
+    for mode in TAGS:
+        receiver_fn = receiver_fns.get(mode)
+        if receiver_fn is not None:
+            wanted[mode] = receiver_fn
+    if not wanted:
         raise ValueError(
             f"nothing to export: give a receiver function for at least one of the modes {', '.join(map(repr, TAGS))}."
         )
-    extra = {os.fsdecode(name): os.fsdecode(file) for name, file in (assets_extra or {}).items()}
-    for name, file in extra.items():
-        if not tf.io.gfile.exists(file):
-            raise ValueError(f"assets_extra[{name!r}]={file!r}: there is no such file.")
-        if os.path.isabs(name) or ".." in name.split("/"):
-            raise ValueError(f"assets_extra[{name!r}]: must be a relative path below assets.extra.")
-    is_new, temporary = source.checkpoint is None, _temporary_folder(base)
-    adapted = {} if source.checkpoint is None else Reader(source.checkpoint).extra().get(ADAPTED, {})
+    extra = _checked_assets_extra(assets_extra or {})
+    temporary = _temporary_folder(base)
     try:
-        with _without_advice():
-            graphs = {
-                mode: build_graph(
-                    source.model_call,
-                    receiver_fns[mode],
-                    mode,
-                    seed=source.config.seed,
-                    with_initial_values=is_new,
-                    adapted=adapted,
-                )
-                for mode in modes
-            }
-            builder = v1.saved_model.Builder(temporary)
-            for mode, graph in graphs.items():
-                _add(builder, graph, TAGS[mode], is_first=mode == modes[0])
-            builder.save(as_text)
-            exported = list(graphs.values())
-            parts = values_of(exported, source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
-            parts = itertools.chain(parts, _values_of_saveables(exported, source.checkpoint))
-        write_in_parts(Path(temporary) / "variables" / "variables", parts)
+        graphs = _write_graphs_and_values(temporary, wanted, source, as_text)
         signatures: dict[str, Any] = {}
-        for graph in graphs.values():
+        for graph in graphs:
             signatures |= graph.signatures
-        card = model_card.card_of(source.checkpoint, signatures, TAGS[modes[-1]])
+        last_mode = list(wanted)[-1]
+        card = model_card.card_of(source.checkpoint, signatures, TAGS[last_mode])
         Path(temporary, MODEL_CARD_FILE).write_text(card, encoding="utf-8")
         for name, file in extra.items():
             target = os.path.join(temporary, "assets.extra", name)
             tf.io.gfile.makedirs(os.path.dirname(target))
             tf.io.gfile.copy(file, target)
-        path = _published(temporary, base)
+        path = _publish(temporary, base)
     except BaseException:
         if tf.io.gfile.exists(temporary):
             tf.io.gfile.rmtree(temporary)
         raise
-    described = {
-        name: f"{', '.join(sorted(one.inputs))} -> {', '.join(sorted(one.outputs))}" for name, one in signatures.items()
-    }
+    described: dict[str, str] = {}
+    for name, signature in signatures.items():
+        inputs = ", ".join(sorted(signature.inputs))
+        outputs = ", ".join(sorted(signature.outputs))
+        described[name] = f"{inputs} -> {outputs}"
     return Written(path, described, _tensors(signatures.get(DEFAULT)))
 
 
-def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
+def _checked_assets_extra(assets_extra: Mapping[str, str]) -> dict[str, str]:
+    """Return `assets_extra` as text; raise ValueError of `write_saved_model`."""
+    extra = {os.fsdecode(name): os.fsdecode(file) for name, file in assets_extra.items()}
+    for name, file in extra.items():
+        if not tf.io.gfile.exists(file):
+            raise ValueError(f"assets_extra[{name!r}]={file!r}: there is no such file.")
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise ValueError(f"assets_extra[{name!r}]: must be a relative path below assets.extra.")
+    return extra
+
+
+def _write_graphs_and_values(
+    folder: str, receiver_fns: Mapping[str, Callable[[], Receiver]], source: Source, as_text: bool
+) -> list[ExportGraph]:
+    """Write the graph of each mode and the values of its variables, and return the graphs.
+
+    Args:
+      folder: folder of the SavedModel.
+      receiver_fns: mode -> receiver function, of the modes to export.
+      source: as in `write_saved_model`.
+      as_text: as in `write_saved_model`.
+    """
+    adapted: Mapping[str, Any] = {}
+    if source.checkpoint is not None:
+        adapted = Reader(source.checkpoint).extra().get(ADAPTED, {})
+    with _without_advice():
+        graphs: dict[str, ExportGraph] = {}
+        for mode, receiver_fn in receiver_fns.items():
+            graphs[mode] = build_graph(
+                source.model_call,
+                receiver_fn,
+                mode,
+                seed=source.config.seed,
+                with_initial_values=source.checkpoint is None,
+                adapted=adapted,
+            )
+        builder = v1.saved_model.Builder(folder)
+        for number, (mode, graph) in enumerate(graphs.items()):
+            _add_graph(builder, graph, TAGS[mode], is_first=number == 0)
+        builder.save(as_text)
+        exported = list(graphs.values())
+        of_variables = values_of(exported, source.checkpoint, source.config, trains=ModeKeys.TRAIN in graphs)
+        of_saveables = _values_of_saveables(exported, source.checkpoint)
+    write_in_parts(Path(folder) / "variables" / "variables", itertools.chain(of_variables, of_saveables))
+    return exported
+
+
+def _add_graph(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
     given: dict[str, Any] = {
         "assets_collection": exported.assets,
         "clear_devices": True,  # a serving host may have other devices than this one
@@ -190,15 +219,19 @@ def _without_advice() -> Iterator[None]:
 
 def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
     """Return `Written.tensors` for a SignatureDef; {} for None."""
-    parts = {"inputs": signature.inputs, "outputs": signature.outputs} if signature is not None else {}
-    return {
-        part: {
-            name: [tf.as_dtype(info.dtype).name, [size.size for size in info.tensor_shape.dim]]
-            for name, info in sorted(infos.items())
-            if info.WhichOneof("encoding") == "name"
-        }
-        for part, infos in parts.items()
-    }
+    if signature is None:
+        return {}
+    return {"inputs": _dense_tensors(signature.inputs), "outputs": _dense_tensors(signature.outputs)}
+
+
+def _dense_tensors(infos: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    """Return name -> [dtype, shape] of those TensorInfos that are of dense tensors."""
+    tensors: dict[str, Sequence[Any]] = {}
+    for name, info in sorted(infos.items()):
+        if info.WhichOneof("encoding") == "name":
+            shape = [size.size for size in info.tensor_shape.dim]
+            tensors[name] = [tf.as_dtype(info.dtype).name, shape]
+    return tensors
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -221,14 +254,20 @@ def values_of(
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape, or has no averages to export.
     """
-    names = dict.fromkeys(name for graph in graphs for name in graph.variables)
+    names: dict[str, None] = {}  # in the order in which the graphs have them
+    for graph in graphs:
+        names |= dict.fromkeys(graph.variables)
     if checkpoint is None:
-        specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
+        specs: dict[str, VariableSpec] = {}
+        for graph in graphs:
+            specs.update(graph.specs)
         return map(_entries, _new_values(graphs, config, specs))
     reader = Reader(checkpoint)
     _check_keys(reader, graphs)
-    if graphs[0].restore is not None:
-        return map(_entries, graphs[0].restore(reader.path, _found_by_name(reader, graphs[0]), names))
+    first = graphs[0]
+    if first.restore is not None:
+        restored = first.restore(reader.path, _found_by_name(reader, first), names)
+        return map(_entries, restored)
     sources: dict[str, str] = {}
     for graph in graphs:
         sources |= _sources_in(reader, graph, config, trains=trains)
@@ -242,12 +281,18 @@ def _values_of_saveables(graphs: Sequence[ExportGraph], checkpoint: str | None) 
     reader = None if checkpoint is None else Reader(checkpoint)
     written = set[str]()
     for graph in graphs:
-        missing = {key: tensor for key, tensor in graph.saveables.items() if key not in written}
-        written.update(missing)
-        there = [key for key in missing if reader is not None and reader.has(key)]
-        if reader is not None and there:
-            yield from reader.entries_in_parts({key: key for key in there})
-        new = {key: tensor for key, tensor in missing.items() if key not in there}
+        of_checkpoint: dict[str, str] = {}
+        new: dict[str, tf.Tensor] = {}
+        for key, tensor in graph.saveables.items():
+            if key in written:
+                continue
+            written.add(key)
+            if reader is not None and reader.has(key):
+                of_checkpoint[key] = key
+            else:
+                new[key] = tensor
+        if reader is not None and of_checkpoint:
+            yield from reader.entries_in_parts(of_checkpoint)
         if new:
             with v1.Session(graph=graph.graph) as session:
                 session.run(graph.init_op)
@@ -266,25 +311,34 @@ def _check_keys(reader: Reader, graphs: Sequence[ExportGraph]) -> None:
     Raises:
       ValueError: a variable has different keys, or there are several graphs and a saver overrides `restore`.
     """
-    keys = ((graph, _renamed(reader, graph)) for graph in graphs)
-    sources = [{name: reader.key(one.get(name, name)) for name in graph.variables} for graph, one in keys]
-    differ = [
-        name for one in sources for name, key in one.items() if any(other.get(name, key) != key for other in sources)
-    ]
-    if differ or (len(graphs) > 1 and any(graph.restore is not None for graph in graphs)):
+    keys_of: dict[str, set[str]] = {}
+    for graph in graphs:
+        renamed = _renamed(reader, graph)
+        for name in graph.variables:
+            key = reader.key(renamed.get(name, name))
+            keys_of.setdefault(name, set()).add(key)
+    differ = [name for name, keys in keys_of.items() if len(keys) > 1]
+    several_restore = len(graphs) > 1 and any(graph.restore is not None for graph in graphs)
+    if differ or several_restore:
         raise ValueError(
-            f"the savers of model_fn's Scaffolds read {', '.join(dict.fromkeys(differ)) or 'variables'} under "
-            "different keys in different modes, but a SavedModel holds only one value of each variable. Export each "
-            "mode on its own: export_saved_model(..., experimental_mode=)."
+            f"the savers of model_fn's Scaffolds read {', '.join(differ) or 'variables'} under different keys in "
+            "different modes, but a SavedModel holds only one value of each variable. Export each mode on its own: "
+            "export_saved_model(..., experimental_mode=)."
         )
 
 
 def _found_by_name(reader: Reader, graph: ExportGraph) -> Iterator[Mapping[str, Any]]:
     """Return an iterator over dicts name -> value, of those variables of a graph that the checkpoint has."""
     renamed = _renamed(reader, graph)
-    there = {name: renamed.get(name, name) for name in graph.specs if reader.has(renamed.get(name, name))}
-    check_shapes(reader, {name: graph.specs[name].shape for name in there}, (), renamed)
-    return reader.in_parts(there)
+    keys: dict[str, str] = {}
+    shapes: dict[str, Any] = {}
+    for name, spec in graph.specs.items():
+        key = renamed.get(name, name)
+        if reader.has(key):
+            keys[name] = key
+            shapes[name] = spec.shape
+    check_shapes(reader, shapes, (), renamed)
+    return reader.in_parts(keys)
 
 
 def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, str]:
@@ -292,7 +346,7 @@ def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains
     moving average if training kept one and `trains` is False.
     """
     renamed = _renamed(reader, graph)
-    check_shapes(reader, {name: spec.shape for name, spec in graph.specs.items()}, (), renamed)
+    check_shapes(reader, _shapes_of(graph), (), renamed)
     averaged = {} if trains else averages_in(reader, graph.specs, config.ema_decay, "export")
     if averaged:
         _log.info("Exporting the moving averages of the weights.")
@@ -301,7 +355,11 @@ def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains
 
 def _renamed(reader: Reader, graph: ExportGraph) -> dict[str, str]:
     """Return variable name -> its name in the checkpoint, for variables that have another name there."""
-    return keys_in(reader, {name: spec.shape for name, spec in graph.specs.items()}, graph.keys)
+    return keys_in(reader, _shapes_of(graph), graph.keys)
+
+
+def _shapes_of(graph: ExportGraph) -> dict[str, Any]:
+    return {name: spec.shape for name, spec in graph.specs.items()}
 
 
 def _new_values(
@@ -311,35 +369,37 @@ def _new_values(
     owners: dict[str, SessionValues] = {}
     with contextlib.ExitStack() as held:
         for exported in graphs:
+            pieces: dict[str, list[Piece]] = {}
             with exported.graph.as_default():  # `initial_value` can only be read inside the graph
-                pieces = {
-                    name: [Piece(part, part.initializer, part.initial_value) for part in _parts_of(variable)]
-                    for name, variable in exported.variables.items()
-                    if name not in owners
-                }
+                for name, variable in exported.variables.items():
+                    if name not in owners:
+                        pieces[name] = _pieces_of(variable)
             values = SessionValues(exported.graph, pieces, specs)
             held.callback(values.close)
             values.initialize()
             owners |= dict.fromkeys(pieces, values)
 
         if config.warm_start is not None:
-            warm_start.load(config.warm_start, specs, _Started(owners, specs))
+            warm_start.load(config.warm_start, specs, _WarmStartedValues(owners, specs))
         return read_in_parts(owners, held.pop_all())
 
 
-class _Started:
+class _WarmStartedValues:
     """Sets the values of a warm start in sessions; those of variables that are not exported are left out."""
 
     def __init__(self, owners: Mapping[str, SessionValues], specs: Mapping[str, VariableSpec]) -> None:
-        self._owners, self._specs = owners, specs
+        self._owners = owners
+        self._specs = specs
 
     def assign(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             if name in self._owners:
-                self._owners[name].assign({name: np.asarray(value, self._specs[name].dtype.as_numpy_dtype)})
+                dtype = self._specs[name].dtype.as_numpy_dtype
+                self._owners[name].assign({name: np.asarray(value, dtype)})
 
     def read(self, path: str, entries: Mapping[str, tuple[str, tf.DType]]) -> None:
-        for part in Reader(path).in_parts({name: key for name, (key, _) in entries.items() if name in self._owners}):
+        keys = {name: key for name, (key, _) in entries.items() if name in self._owners}
+        for part in Reader(path).in_parts(keys):
             self.assign(part)
 
     def update(self, name: str, places: np.ndarray, values: tf.Tensor) -> None:
@@ -349,9 +409,10 @@ class _Started:
             self.assign({name: value})
 
 
-def _parts_of(variable: Any) -> Sequence[Any]:
-    """Return the list of parts of a partitioned variable, or a list that holds only `variable`."""
-    return variable if isinstance(variable, list) else [variable]
+def _pieces_of(variable: Any) -> list[Piece]:
+    """Return the parts of a partitioned variable, which is a list of them, or `variable` as its only part."""
+    parts = variable if isinstance(variable, list) else [variable]
+    return [Piece(part, part.initializer, part.initial_value) for part in parts]
 
 
 # --- folders ------------------------------------------------------------------------------------------------------
@@ -362,21 +423,23 @@ def exports_in(base: str) -> list[str]:
     if not tf.io.gfile.isdir(base):
         return []
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(base)]
-    return [os.path.join(base, name) for name in sorted((name for name in names if name.isdigit()), key=int)]
+    stamps = [name for name in names if name.isdigit()]
+    return [os.path.join(base, stamp) for stamp in sorted(stamps, key=int)]
 
 
 def _temporary_folder(base: str) -> str:
     """Return an unused path `<base>/temp-<seconds since 1970>`; the number will be the name of the export."""
     taken = [int(os.path.basename(path)) for path in exports_in(base)]
-    stamp = max(int(time.time()), max(taken, default=0) + 1)
-    for attempt in range(_ATTEMPTS):
-        temporary = os.path.join(base, f"{TEMPORARY}{stamp + attempt}")
-        if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(os.path.join(base, str(stamp + attempt))):
+    first = max(int(time.time()), max(taken, default=0) + 1)
+    for stamp in range(first, first + _ATTEMPTS):
+        temporary = os.path.join(base, f"{TEMPORARY}{stamp}")
+        final = os.path.join(base, str(stamp))
+        if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(final):
             return temporary
     raise RuntimeError(f"{base} has {_ATTEMPTS} unfinished exports. Delete the folders {TEMPORARY}* in it.")
 
 
-def _published(temporary: str, base: str) -> str:
+def _publish(temporary: str, base: str) -> str:
     """Rename the folder of a complete export to its number and return the new path.
 
     TensorFlow Serving, which watches `base`, thus never sees an incomplete export.

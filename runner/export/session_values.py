@@ -43,34 +43,42 @@ class SessionValues:
     def __init__(
         self, graph: tf.Graph, pieces: Mapping[str, Sequence[Piece]], specs: Mapping[str, VariableSpec]
     ) -> None:
-        self._pieces, self._specs = pieces, specs
+        self._pieces = pieces
+        self._specs = specs
+        self._reads: dict[str, list[tf.Tensor]] = {}
         with graph.as_default():
-            self._reads = {name: [one.variable.read_value() for one in some] for name, some in pieces.items()}
+            for name, parts in pieces.items():
+                self._reads[name] = [piece.variable.read_value() for piece in parts]
         # The session only computes initial values and passes values on, so it needs no GPU.
         on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
         self.session = v1.Session(graph=graph, config=on_cpu)
 
     def initialize(self) -> None:
         """Set all variables to their initial values, in one run because initial values may share random numbers."""
-        self.session.run([one.initializer for some in self._pieces.values() for one in some])
+        initializers: list[Any] = []
+        for parts in self._pieces.values():
+            initializers += [piece.initializer for piece in parts]
+        self.session.run(initializers)
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
         """Set variables, one after the other, to `values`: name -> array of the whole variable."""
         for name, value in values.items():
-            some, parts = self._pieces[name], [value]
-            if len(some) > 1:
-                axis = self._axis(name)
-                parts = np.split(value, np.cumsum([one.variable.shape[axis] for one in some])[:-1], axis)
-            fed = {one.initial_value: part for one, part in zip(some, parts, strict=True)}
-            self.session.run([one.initializer for one in some], fed)
+            parts = self._pieces[name]
+            values_of_parts = [value]
+            if len(parts) > 1:
+                axis = self._divided_axis(name)
+                ends = np.cumsum([piece.variable.shape[axis] for piece in parts])
+                values_of_parts = np.split(value, ends[:-1], axis)
+            fed = {piece.initial_value: part for piece, part in zip(parts, values_of_parts, strict=True)}
+            self.session.run([piece.initializer for piece in parts], fed)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
         """Return name -> value of the whole variable."""
         found = self.session.run({name: self._reads[name] for name in names})
-        return {
-            name: values[0] if len(values) == 1 else np.concatenate(values, self._axis(name))
-            for name, values in found.items()
-        }
+        values: dict[str, Any] = {}
+        for name, parts in found.items():
+            values[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, self._divided_axis(name))
+        return values
 
     def size_of(self, name: str) -> int:
         """Return the size of a variable in bytes; 0 if its shape is not known."""
@@ -80,10 +88,11 @@ class SessionValues:
         """Close the session and free the values."""
         self.session.close()
 
-    def _axis(self, name: str) -> int:
+    def _divided_axis(self, name: str) -> int:
         """Return the axis along which a variable is divided."""
-        part, whole = self._pieces[name][0].variable.shape, self._specs[name].shape
-        return next(axis for axis, size in enumerate(whole) if part[axis] != size)
+        first_part = self._pieces[name][0].variable.shape
+        whole = self._specs[name].shape
+        return next(axis for axis, size in enumerate(whole) if first_part[axis] != size)
 
 
 def read_in_parts(owners: Mapping[str, SessionValues], held: contextlib.ExitStack) -> Iterator[dict[str, Any]]:
