@@ -27,7 +27,7 @@ def local_places(config: Config, ports: Callable[[int], Sequence[int]] | None = 
         found_ports = iter(find_ports(sum(counts.values())))
         for name, count in counts.items():
             tasks[name] = [f"{HOST}:{next(found_ports)}" for _ in range(count)]
-    places = []
+    places: list[Cluster] = []
     for name, addresses in tasks.items():
         places += [Cluster(name, index, tasks) for index in range(len(addresses))]
     if not places:

@@ -55,7 +55,7 @@ class SessionValues:
 
     def initialize(self) -> None:
         """Set all variables to their initial values, in one run because initial values may share random numbers."""
-        initializers = []
+        initializers: list[Any] = []
         for parts in self._pieces.values():
             initializers += [piece.initializer for piece in parts]
         self.session.run(initializers)
