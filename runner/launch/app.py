@@ -296,7 +296,7 @@ class CommandLine:
             self.command.env,
             argv,
             stops=self.command.stops,
-            member=supervisor.Member(starter=self.command.starter, settings_id=settings),
+            context=supervisor.RunContext(starter=self.command.starter, settings_id=settings),
             notes=notes,
         )
         self.command.mistake = outcome.error or ""

@@ -316,7 +316,7 @@ class Gang:
         If this task sends no heartbeats, it is taken for the reason why the other ended, unless a task reported an
         error. A task that imports TensorFlow also sends no heartbeats.
         """
-        has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
+        has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR, OUT_OF_MEMORY)
         if silent_secs > SETTLE_SECS / 2 and not has_error:
             self._kill_frozen(task, silent_secs)  # its silence is the reason why the others ended
         else:

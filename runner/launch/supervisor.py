@@ -85,8 +85,8 @@ _OF_TRAINING = ("metrics", "steps_per_sec", "input_bound", "global_step", "check
 
 
 @dataclass(frozen=True)
-class Member:
-    """A run's place in a sweep.
+class RunContext:
+    """What a run shares with others: its place in a sweep, and what a sweep or a session has started for all its runs.
 
     Attributes:
       name: the values that vary; also the run's name in MLflow.
@@ -109,7 +109,7 @@ class Member:
 
 def run(
     config: Config, env: Mapping[str, str], argv: Sequence[str] = (), *,
-    stops: StopRequests | None = None, member: Member | None = None, notes: Mapping[str, str] | None = None,
+    stops: StopRequests | None = None, context: RunContext | None = None, notes: Mapping[str, str] | None = None,
 ) -> Outcome:  # fmt: skip
     """Run the command of `config`, in its model_dir.
 
@@ -118,7 +118,7 @@ def run(
       env: environment of the tasks.
       argv: the command line, for the record.
       stops: receives the signals of this command; None: this function handles signals.
-      member: the run's place in a sweep; None: the run is not part of a sweep.
+      context: what the run shares with others; None: nothing.
       notes: name -> text of each file to keep in `.hydra`; they say how the config was composed.
 
     Returns:
@@ -127,9 +127,9 @@ def run(
     Raises:
       ConfigError: another process is using the model_dir.
     """
-    member = member or Member()
+    context = context or RunContext()
     launch = Launch()
-    is_whole_command = member.parent is None and member.starter is None
+    is_whole_command = context.parent is None and context.starter is None
     if is_whole_command:
         launch.began = psutil.Process().create_time()
     env = model_source.environment(config.model, env)
@@ -143,7 +143,7 @@ def run(
     if stops is not None:  # the caller handles signals
         handling = nullcontext(stops)
     with handling as requests:
-        supervisor = Supervisor(config, env, argv, requests, member, place, notes or {}, launch)
+        supervisor = Supervisor(config, env, argv, requests, context, place, notes or {}, launch)
         try:
             if config.command in schema.UNRECORDED_COMMANDS:
                 return supervisor.run_unrecorded()
@@ -180,7 +180,7 @@ class Supervisor:
 
     Attributes:
       place: the chief's place in a cluster whose tasks were started from outside; None: all tasks are started here.
-      config, env, argv, stops, member, notes: as in `run`.
+      config, env, argv, stops, context, notes: as in `run`.
       launch: when the command began.
     """
 
@@ -188,7 +188,7 @@ class Supervisor:
     env: Mapping[str, str]
     argv: Sequence[str]
     stops: StopRequests
-    member: Member
+    context: RunContext
     place: Cluster | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
     launch: Launch = field(default_factory=Launch)
@@ -230,7 +230,7 @@ class Supervisor:
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
         self.folder = HeldFolder(self.model_dir)
-        shipping = self.member.shipping or Shipping(self.env)
+        shipping = self.context.shipping or Shipping(self.env)
         mirrors = [mirror_of(self.model_dir), mirror_of(self._export_dir())]
         try:
             for mirror in mirrors:
@@ -238,11 +238,11 @@ class Supervisor:
             with alone_in(self.model_dir):
                 outcome, change = self._run_alone(shipping)
         finally:
-            if self.member.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
+            if self.context.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
                 shipping.close(self.stops.came)
             # Last, because trackers note in the folder what they have. A sweep closes them at its end.
             unsent = []
-            if self.member.parent is None:
+            if self.context.parent is None:
                 unsent = [mirror.close(self.stops.came) for mirror in mirrors]
             left = "; ".join(text for text in unsent if text)
         if left and outcome.code in (FINISHED, INTERRUPTED):
@@ -326,7 +326,7 @@ class Supervisor:
         """Whether the folder goes if this start makes a mistake before its first step: it is new, and nobody else reads
         it.
         """
-        is_read_by_others = self.member.parent is not None or self.place is not None
+        is_read_by_others = self.context.parent is not None or self.place is not None
         return self.trains and self._is_new and not is_read_by_others
 
     def _is_mistake(self, outcome: Outcome, journals: Journals) -> bool:
@@ -447,12 +447,12 @@ class Supervisor:
             tags |= masked(tracking.tags, self.listed, "tracking.tags")
             tags |= tags_of_this_process(self.model_dir, self.argv, url, self.listed)
             tags |= self._tag_of_accumulation()
-            if self.member.settings:
-                tags["settings"] = mask_text(self.member.settings, self.secrets)
-        name = self.member.name or tracking.run_name or self.model_dir.name
+            if self.context.settings:
+                tags["settings"] = mask_text(self.context.settings, self.secrets)
+        name = self.context.name or tracking.run_name or self.model_dir.name
         parent = None
-        if self.member.parent is not None:
-            parent = str(self.member.parent)
+        if self.context.parent is not None:
+            parent = str(self.context.parent)
         generation = self.record.generation if self.trains else None
         note_of_run(
             self.model_dir,
@@ -500,7 +500,7 @@ class Supervisor:
         )
 
     def _build_tasks(self, file: Path, record: RunRecord) -> RestartingGang:
-        prefix = self.member.prefix
+        prefix = self.context.prefix
         limit = self.config.max_restarts
         if self.config.command in schema.UNRECORDED_COMMANDS:
             limit = 0
@@ -526,7 +526,7 @@ class Supervisor:
             prefix=prefix,
             place=self.place,
             rendezvous=rendezvous,
-            starter=self.member.starter,
+            starter=self.context.starter,
             launch=self.launch,
         )
 
@@ -560,11 +560,11 @@ class Supervisor:
     def _run_recorded(self, tasks: RestartingGang, journals: Journals) -> Outcome:
         """Run the tasks and return the outcome, that of an evaluator elsewhere included."""
         ending = self._run_tasks(tasks)
-        say_errors(journals, self.member.prefix)
+        say_errors(journals, self.context.prefix)
         is_refusal = ending.code == USER_ERROR and bool(ending.reason)
         if is_refusal and not journals.events("error"):
             # Another host's supervisor refused its config: no task has printed that here.
-            say(f"{self.member.prefix}runner: {ending.reason}")
+            say(f"{self.context.prefix}runner: {ending.reason}")
         outcome = self._outcome_after(ending, journals)
         has_finished = self.trains and ending.code == FINISHED
         if has_finished and self._has_evaluator_elsewhere:
@@ -708,7 +708,7 @@ class Supervisor:
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
-        summary = summary_of(outcome, self.config, run_id, self.secrets, self.member.settings_id)
+        summary = summary_of(outcome, self.config, run_id, self.secrets, self.context.settings_id)
         number = self.record.gradient_accumulation or self.config.train.first_accumulation
         return {**summary, "gradient_accumulation": number}
 
@@ -751,10 +751,10 @@ class Supervisor:
         where = url_or_path(self.model_dir)
         if change:
             where += f" ({change}: this start ended before its first step)"
-        if self.member.parent is None:
-            console.print_summary(shown, where, prefix=self.member.prefix)
+        if self.context.parent is None:
+            console.print_summary(shown, where, prefix=self.context.prefix)
         else:
-            console.print_job(shown, where, prefix=self.member.prefix)
+            console.print_job(shown, where, prefix=self.context.prefix)
 
     def _describe_cluster(self) -> list[str]:
         """Return the numbers of workers and servers, in words."""

@@ -25,7 +25,7 @@ from runner.distribute.cluster import ALONE, Cluster
 from runner.launch import gang, restarts, supervisor, task_group, task_starter
 from runner.launch.gang import GangResult
 from runner.launch.restarts import Restarts, pause_secs
-from runner.system.exit_codes import rank_of
+from runner.system.exit_codes import FAILED, OUT_OF_MEMORY, USER_ERROR, rank_of
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_supervisor import config_of, summary_in
 from tests.support.journal import events_in, metrics_of_steps, recorded
@@ -385,13 +385,19 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize(("code", "ends_with"), [(USER_ERROR, USER_ERROR), (OUT_OF_MEMORY, FAILED)])
 def test_an_error_is_the_reason_though_another_task_is_silent(
-    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    code: int,
+    ends_with: int,
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It may import TensorFlow: nothing is started again for a mistake in the config."""
     monkeypatch.setattr(gang, "SETTLE_SECS", 1.0)
     silent = JOIN + "started(); os.kill(os.getpid(), signal.SIGSTOP)\n"
-    assert run({"chief": silent, "worker:0": JOIN + "wait_for('chief.pid'); sys.exit(2)\n"}) == 2
+    assert run({"chief": silent, "worker:0": JOIN + f"wait_for('chief.pid'); sys.exit({code})\n"}) == ends_with
     assert "froze" not in capfd.readouterr().err
     assert RunRecord.read(tmp_path / "run").generation == 1
 

@@ -206,7 +206,7 @@ class Multirun:
         """Run a job whose turn has come, unless it has finished or is not to start any more, and add its result.
 
         Args:
-          prefix: as in `Member`.
+          prefix: as in `RunContext`.
         """
         command = self.command
         judge = self.judges.pop(job.number, None)
@@ -230,7 +230,7 @@ class Multirun:
             stops = None
         elif judge is not None:
             stops = JudgedJob(command.stops, job, judge)
-        member = supervisor.Member(
+        context = supervisor.RunContext(
             name=job.name,
             parent=sweep.directory,
             prefix=prefix,
@@ -244,7 +244,7 @@ class Multirun:
         try:
             with self._devices_for(job).lent() as variables:
                 of_job = {**env, **variables}
-                outcome = supervisor.run(job.config, of_job, job.argv, stops=stops, member=member, notes=job.notes)
+                outcome = supervisor.run(job.config, of_job, job.argv, stops=stops, context=context, notes=job.notes)
             code = outcome.code
             result = sweep.result_of(job.not_started)
         except ConfigError as error:
