@@ -107,11 +107,16 @@ def _pattern(one: Any) -> str:
     so an entry that ends in ":0" stands for the whole name.
     """
     if not isinstance(one, str):
-        return re.escape(one.name.partition(":")[0])
+        name = getattr(one, "name", None)
+        if name is None:
+            raise ValueError(f"WarmStartSettings(vars_to_warm_start=[{one!r}]): it is no variable and no name of one.")
+        return re.escape(name.partition(":")[0])
     return f"(?:{one.removesuffix(':0')})" if one.endswith(":0") else f"(?:{one}).*"
 
 
 def _vocabulary(info: Any) -> Vocabulary:
+    if not hasattr(info, "new_vocab"):
+        raise ValueError(f"WarmStartSettings(var_name_to_vocab_info=): {info!r} is no tf.estimator.VocabInfo.")
     backup = info.backup_initializer or tf.compat.v1.zeros_initializer()
     return Vocabulary(
         new_vocab=os.fspath(info.new_vocab),
