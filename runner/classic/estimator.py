@@ -290,7 +290,8 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
             return spec
         available = {"features": features, "labels": labels, "predictions": spec.predictions, "config": config}
         added = metric_fn(**{name: available[name] for name in takes})
-        EstimatorSpec(mode, loss=spec.loss, eval_metric_ops=added)  # which checks them
+        if spec.loss is not None:
+            EstimatorSpec(mode, loss=spec.loss, eval_metric_ops=added)  # which checks them
         return spec._replace(eval_metric_ops={**(spec.eval_metric_ops or {}), **added})
 
     return Estimator(model_fn, config=estimator.config, params=estimator.params)
