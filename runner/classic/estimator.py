@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import time
@@ -115,7 +116,31 @@ class Estimator(engine.Estimator):
     def _returned(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
         return {**metrics, "global_step": step}
 
-    experimental_export_all_saved_models = eagerly()(engine.Estimator.experimental_export_all_saved_models)
+    @eagerly()
+    def experimental_export_all_saved_models(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        input_receiver_fn_map: Mapping[str, Callable[[], Any]],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+    ) -> bytes:
+        """Like `runner.Estimator.experimental_export_all_saved_models`, which `export_saved_model` calls.
+
+        Raises:
+          AttributeError: a receiver function returns something else than a receiver.
+          tf.errors.NotFoundError: a file of assets_extra does not exist.
+        """
+        files = assets_extra.values() if isinstance(assets_extra, Mapping) else ()
+        missing = [file for file in files if not tf.io.gfile.exists(file)]
+        if missing:
+            raise tf.errors.NotFoundError(None, None, f"assets_extra: there is no file {missing[0]!r}.")
+        functions = input_receiver_fn_map
+        if isinstance(functions, Mapping):
+            functions = {mode: _returning_receivers(function) for mode, function in functions.items()}
+        return super().experimental_export_all_saved_models(
+            export_dir_base, functions, assets_extra, as_text, checkpoint_path
+        )
 
     @eagerly()
     def get_variable_value(self, name: str) -> np.ndarray:
@@ -204,6 +229,24 @@ class Estimator(engine.Estimator):
         self._use(dataclasses.replace(self._context, model_fn=changed))
 
 
+def _returning_receivers(function: Any) -> Any:
+    """Return a receiver function that raises AttributeError where `function` returns something else."""
+    if not callable(function):
+        return function
+
+    @functools.wraps(function)
+    def receive(*args: Any, **kwargs: Any) -> Any:
+        receiver = function(*args, **kwargs)
+        if not hasattr(receiver, "receiver_tensors"):
+            raise AttributeError(
+                f"The receiver function returned {receiver!r}, which has no receiver_tensors: return a "
+                "tf.estimator.export.ServingInputReceiver."
+            )
+        return receiver
+
+    return receive
+
+
 @contextlib.contextmanager
 def _errors_of_restoring() -> Iterator[None]:
     """Raise what a session raised where a checkpoint does not have the variables of the model."""
@@ -234,6 +277,7 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
 
     Raises:
       ValueError: metric_fn declares other arguments.
+      TypeError: in an evaluation, metric_fn returns something else.
     """
     bound = getattr(metric_fn, "keywords", {})  # of a partial
     takes = []
@@ -253,6 +297,8 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
             return spec
         available = {"features": features, "labels": labels, "predictions": spec.predictions, "config": config}
         added = metric_fn(**{name: available[name] for name in takes})
+        if spec.loss is not None:
+            EstimatorSpec(mode, loss=spec.loss, eval_metric_ops=added)  # which checks them
         return spec._replace(eval_metric_ops={**(spec.eval_metric_ops or {}), **added})
 
     return Estimator(model_fn, config=estimator.config, params=estimator.params)

@@ -101,7 +101,8 @@ class InMemoryEvaluatorHook(Hook, tf.compat.v1.train.SessionRunHook):
 
     Raises:
       ValueError: every_n_iter or steps is not positive, or the variables are on parameter servers.
-      TypeError: estimator is not an Estimator, or a hook is none.
+      AttributeError: estimator is not an Estimator.
+      TypeError: a hook is none.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class InMemoryEvaluatorHook(Hook, tf.compat.v1.train.SessionRunHook):
         every_n_iter: int = 100,
     ) -> None:
         if not isinstance(estimator, Estimator):
-            raise TypeError(f"InMemoryEvaluatorHook(estimator={estimator!r}): it must be an Estimator.")
+            raise AttributeError(f"InMemoryEvaluatorHook(estimator={estimator!r}): it must be an Estimator.")
         if every_n_iter is None or every_n_iter <= 0:
             raise ValueError(f"InMemoryEvaluatorHook(every_n_iter={every_n_iter}): it must be positive.")
         if estimator.config.num_ps_replicas:
@@ -165,6 +166,11 @@ def make_stop_at_checkpoint_step_hook(
 
     In tf.estimator, each worker took its own steps and waited for a checkpoint of that step. Here all workers stop at
     the same step, so the other arguments are ignored.
+
+    Raises:
+      AttributeError: estimator is not an Estimator.
     """
-    del estimator, wait_after_file_check_secs
+    del wait_after_file_check_secs
+    if not hasattr(estimator, "config"):
+        raise AttributeError(f"make_stop_at_checkpoint_step_hook(estimator={estimator!r}): it must be an Estimator.")
     return tf.compat.v1.train.StopAtStepHook(last_step=last_step)

@@ -116,7 +116,10 @@ def _pattern(entry: Any) -> str:
     so an entry that ends in ":0" stands for the whole name.
     """
     if not isinstance(entry, str):
-        return re.escape(entry.name.partition(":")[0])
+        name = getattr(entry, "name", None)
+        if name is None:
+            raise ValueError(f"WarmStartSettings(vars_to_warm_start=[{entry!r}]): it is no variable and no name of one.")
+        return re.escape(name.partition(":")[0])
     if entry.endswith(":0"):
         whole_name = entry.removesuffix(":0")
         return f"(?:{whole_name})"
@@ -124,6 +127,8 @@ def _pattern(entry: Any) -> str:
 
 
 def _vocabulary(info: Any) -> Vocabulary:
+    if not hasattr(info, "new_vocab"):
+        raise ValueError(f"WarmStartSettings(var_name_to_vocab_info=): {info!r} is no tf.estimator.VocabInfo.")
     backup = info.backup_initializer or tf.compat.v1.zeros_initializer()
     return Vocabulary(
         new_vocab=os.fspath(info.new_vocab),

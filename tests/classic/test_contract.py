@@ -39,7 +39,30 @@ DIFFERS: dict[str, Any] = {
     'files(trained().export_saved_model(b"out", SERVING, assets_extra={b"a/b": __file__.encode()}))': [
         "README.md", "assets.extra/a/b", "saved_model.pb", *VARIABLES,
     ],
+    # Hooks fetch by `as_graph_element`, where a variable's name stands for its value.
+    'of_variable(lambda w, g: g.as_graph_element("s/w:0").dtype.name)': "raises KeyError",
+    'of_variable(lambda w, g: g.as_graph_element("s/w").name)': "raises KeyError",
+    'of_variable(lambda w, g: g.as_graph_element("s/w/Assign").name)': "raises KeyError",
+    'of_variable(lambda w, g: g.as_graph_element("s/w/Read/ReadVariableOp:0").dtype.name)': "raises KeyError",
+    "of_variable(lambda w, g: w.initialized_value())": "SymbolicTensor",
+    # Hooks look for all of their names in one way, and 2.15's in two.
+    'trained().train(data, hooks=[est.LoggingTensorHook(["missing:0"], every_n_iter=1)], steps=1)': "raises ValueError",
+    'trained().train(data, hooks=[est.LoggingTensorHook({"a": "missing"}, every_n_iter=1)], steps=1)': (
+        "raises ValueError"
+    ),
+    # The estimators of tf.compat.v1 have the heads of TensorFlow 2.
+    'est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], label_vocabulary="ab")': "raises ValueError",
+    'est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], label_vocabulary=["a"], n_classes=3)': (
+        "raises ValueError"
+    ),
+    # A list of numbers is taken for an array, and a key that is a number for its text.
+    'est.inputs.numpy_input_fn({"x": [1]}, shuffle=False)()': {"x": "SymbolicTensor"},
+    "export.build_raw_serving_input_receiver_fn({7: shaped(None)})()": ANY,
     # Mistakes that tf.estimator met later, or never.
+    'est.BestExporter("a", None).name': "raises ValueError",
+    "est.BestExporter(serving_input_receiver_fn=None).name": "raises ValueError",
+    'est.DNNLinearCombinedClassifier(dnn_feature_columns=[tf.feature_column.numeric_column("x")])': "raises ValueError",
+    "est.RunConfig(7)": "raises TypeError",
     'est.BinaryClassHead(label_vocabulary=["a"])': "raises ValueError",
     'est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="a")])': "raises ValueError",
 }  # fmt: skip

@@ -71,6 +71,9 @@ def test_a_variable_has_the_attributes_that_it_has_in_a_graph(strategy: Any, tmp
             "outputs": [output.dtype for output in operation.outputs],
             "initializer": isinstance(weight.initializer, tf.Operation),
             "values": [one.shape.as_list() for one in (weight.value(), weight.read_value(), weight.initial_value)],
+            "handle": (weight.handle.op.name, weight.handle.name, weight.handle.graph is graph),
+            "proto": (weight.to_proto().variable_name, weight.to_proto("s").variable_name, weight.to_proto("other")),
+            "by name": (graph.get_tensor_by_name("s/w:0").dtype, graph.get_operation_by_name("s/w").type),
         }
         with weight.graph.as_default(), tf.control_dependencies([weight.initializer, operation, weight]):
             loss = tf.reduce_mean((weight - features) ** 2)
@@ -95,6 +98,9 @@ def test_a_variable_has_the_attributes_that_it_has_in_a_graph(strategy: Any, tmp
         "outputs": [tf.resource],
         "initializer": True,
         "values": [[2]] * 3,
+        "handle": ("s/w", "s/w:0", True),
+        "proto": ("s/w:0", "w:0", None),
+        "by name": (tf.resource, "VarHandleOp"),
     }
     assert seen and all(found == expected for found in seen)
 

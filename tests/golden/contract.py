@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import numpy as np  # noqa: F401  # the calls use it
+import numpy as np
+import tensorflow
 import tensorflow.compat.v1 as tf
 from tensorflow.python.saved_model.model_utils import export_output  # noqa: F401  # as well
 
@@ -136,6 +137,73 @@ def of(model_fn: Callable[..., Any]) -> Any:
 @functools.cache
 def trained() -> Any:
     return made(linear, tempfile.mkdtemp(), params={}).train(data, steps=1)
+
+
+def of_variable(read: Callable[[Any, Any], Any]) -> Any:
+    """What a model_fn reads of its variable `s/w` and its graph."""
+    found = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        variable = tf.get_variable("s/w", [2], initializer=tf.ones_initializer())
+        found.append(read(variable, tf.get_default_graph()))
+        step = tf.assign_add(tf.train.get_global_step(), 1)
+        return Spec(mode, loss=tf.reduce_sum(variable), train_op=step)
+
+    made(model_fn).train(data, steps=1)
+    return found[-1]
+
+
+def own_optimizer(update: Callable[[Any, Any, Any, Any], Any], steps: int = 3, rate: Any = 0.1) -> Any:
+    """What is in the checkpoint of a model that an own subclass of Keras 2's optimizer trains: name -> numbers.
+
+    Its `iterations` are the global step, and its update depends on them.
+    """
+    legacy = tensorflow.keras.optimizers.legacy
+
+    class Fading(legacy.Optimizer):
+        def __init__(self, name: str = "Fading") -> None:
+            super().__init__(name)
+            self._set_hyper("learning_rate", rate)
+            self._set_hyper("momentum", 0.5)
+
+        def _create_slots(self, var_list: Any) -> None:
+            for variable in var_list:
+                self.add_slot(variable, "velocity")
+            for variable in var_list:
+                self.add_slot(variable, "largest", "ones")
+
+        def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
+            rate = self._decayed_lr(var.dtype.base_dtype)
+            fading = 1.0 / (1.0 + tf.cast(self.iterations, var.dtype))
+            velocity = self.get_slot(var, "velocity")
+            moved = velocity.assign(self._get_hyper("momentum", var.dtype) * velocity + grad)
+            largest = self.get_slot(var, "largest")
+            seen = largest.assign(tf.maximum(largest, tf.abs(grad)))
+            return tf.group(var.assign_sub(rate * fading * moved / seen), moved, seen)
+
+        def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any, apply_state: Any = None) -> Any:
+            whole = tf.scatter_nd(indices[:, None], grad, var.shape)
+            return self._resource_apply_dense(whole, var)
+
+        def get_config(self) -> Any:
+            return {**super().get_config(), "learning_rate": self._serialize_hyperparameter("learning_rate")}
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        weight = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+        table = tf.get_variable("table", [3, 2], initializer=tf.ones_initializer())
+        rows = tf.gather(table, [0, 2])
+        loss = tf.reduce_mean(tf.square(weight * features - labels)) + tf.reduce_sum(rows * rows)
+        if mode != TRAIN:
+            return Spec(mode, loss=loss)
+        optimizer = Fading()
+        optimizer.iterations = tf.train.get_or_create_global_step()
+        train_op = update(optimizer, loss, [weight, table], optimizer.iterations)
+        return Spec(mode, loss=loss, train_op=train_op)
+
+    estimator = made(model_fn).train(data, steps=steps)
+    names = sorted(estimator.get_variable_names())
+    values = {name: np.asarray(estimator.get_variable_value(name), np.float64).round(5).tolist() for name in names}
+    return [values, round(float(estimator.evaluate(data)["loss"]), 4)]
 
 
 def never_saves() -> Any:
@@ -1079,8 +1147,374 @@ made(params={}).train(lambda: (1.0, 2.0, 3.0), steps=1) => raises ValueError
 made(params={}).train(lambda: (one for one in [1.0]), steps=1) => raises TypeError
 """  # noqa: E501
 
+WRONG = """
+est.TrainSpec("input") => raises TypeError
+est.TrainSpec(None) => raises TypeError
+est.TrainSpec(data, max_steps="3") => raises TypeError
+est.TrainSpec(data, max_steps=0) => raises ValueError
+est.TrainSpec(data, max_steps=-1) => raises ValueError
+est.TrainSpec(data, hooks=[1]) => raises TypeError
+est.TrainSpec(data, hooks=Hook()) => raises TypeError
+est.TrainSpec(data, hooks=[Hook]) => raises TypeError
+est.TrainSpec(data, saving_listeners=[1]) => raises TypeError
+est.TrainSpec(data, saving_listeners=Listener()) => raises TypeError
+est.TrainSpec() => raises TypeError
+est.TrainSpec(data, steps=1) => raises TypeError
+est.EvalSpec("input") => raises TypeError
+est.EvalSpec(data, steps=0) => raises ValueError
+est.EvalSpec(data, steps=-3) => raises ValueError
+est.EvalSpec(data, steps="3") => raises TypeError
+est.EvalSpec(data, name=3) => raises TypeError
+est.EvalSpec(data, name="") => ["function", 100, "", [], [], 120, 600]
+est.EvalSpec(data, hooks=[1]) => raises TypeError
+est.EvalSpec(data, exporters=[1]) => raises TypeError
+est.EvalSpec(data, exporters=7) => raises TypeError
+est.EvalSpec(data, exporters="a") => raises TypeError
+est.EvalSpec(data, exporters=[est.FinalExporter("a", SERVING), est.FinalExporter("a", SERVING)]) => raises ValueError
+est.EvalSpec(data, start_delay_secs=-1) => raises ValueError
+est.EvalSpec(data, throttle_secs=-1) => raises ValueError
+est.EvalSpec(data, start_delay_secs="1") => raises TypeError
+est.EvalSpec(data, throttle_secs=None) => raises TypeError
+est.EvalSpec() => raises TypeError
+est.train_and_evaluate(made(params={}), 1, est.EvalSpec(data)) => raises TypeError
+est.train_and_evaluate(made(params={}), est.TrainSpec(data), 1) => raises TypeError
+est.train_and_evaluate(1, est.TrainSpec(data, max_steps=1), est.EvalSpec(data)) => raises TypeError
+est.train_and_evaluate(made(params={}), est.EvalSpec(data), est.TrainSpec(data)) => raises TypeError
+est.train_and_evaluate(made(params={}), est.TrainSpec(data, max_steps=1)) => raises TypeError
+est.train_and_evaluate(None, est.TrainSpec(data, max_steps=1), est.EvalSpec(data)) => raises TypeError
+est.train_and_evaluate(made(params={}), None, est.EvalSpec(data)) => raises TypeError
+est.train_and_evaluate(made(params={}), est.TrainSpec(data, max_steps=1), None) => raises TypeError
+trained().train(data, steps=0) => raises ValueError
+trained().train(data, steps=-1) => raises ValueError
+trained().train(data, max_steps=0) => raises ValueError
+trained().train(data, steps=1, max_steps=2) => raises ValueError
+trained().train(data, steps="1") => raises TypeError
+trained().train(data, max_steps="1") => raises TypeError
+trained().train("data", steps=1) => raises TypeError
+trained().train(None, steps=1) => raises TypeError
+trained().train(steps=1) => raises TypeError
+trained().train(data, hooks=[1], steps=1) => raises TypeError
+trained().train(data, hooks=Hook(), steps=1) => raises TypeError
+trained().train(data, hooks=["a"], steps=1) => raises TypeError
+trained().train(data, saving_listeners=[1], steps=1) => raises TypeError
+trained().train(data, saving_listeners=1, steps=1) => raises TypeError
+trained().train(lambda mode, other: data(), steps=1) => raises TypeError
+trained().train(lambda: None, steps=1) => raises ValueError
+trained().train(lambda: 3, steps=1) => raises ValueError
+trained().train(lambda: "a", steps=1) => raises TypeError
+trained().evaluate(data, steps=0) => raises ValueError
+trained().evaluate(data, steps=-1) => raises ValueError
+trained().evaluate(data, steps="1") => raises TypeError
+trained().evaluate(None, steps=1) => raises TypeError
+trained().evaluate("data", steps=1) => raises TypeError
+trained().evaluate(data, hooks=[1], steps=1) => raises TypeError
+trained().evaluate(data, hooks=1, steps=1) => raises TypeError
+trained().evaluate(data, checkpoint_path="missing", steps=1) => raises ValueError
+trained().evaluate(data, name=3, steps=1)["global_step"] > 0 => raises TypeError
+trained().evaluate(lambda: (1.0, 2.0, 3.0), steps=1) => raises ValueError
+next(trained().predict(None)) => raises TypeError
+next(trained().predict("data")) => raises TypeError
+next(trained().predict(data, predict_keys="other")) => raises ValueError
+next(trained().predict(data, predict_keys=["other"])) => raises ValueError
+next(trained().predict(data, predict_keys=7)) => raises TypeError
+next(trained().predict(data, hooks=[1])) => raises TypeError
+next(trained().predict(data, checkpoint_path="missing")) => raises ValueError
+next(trained().predict(lambda: None)) => raises ValueError
+trained().get_variable_value("other") => raises NotFoundError
+trained().get_variable_value(3) => raises AttributeError
+trained().get_variable_value(None) => raises AttributeError
+made(params={}).get_variable_value("w") => raises ValueError
+made(params={}).get_variable_names() => raises ValueError
+made(params={}).latest_checkpoint() => null
+trained().export_saved_model("out", None) => raises ValueError
+trained().export_saved_model("out", 7) => raises TypeError
+trained().export_saved_model("out", lambda: None) => raises AttributeError
+trained().export_saved_model("out", lambda: 7) => raises AttributeError
+trained().export_saved_model("out", lambda: ({"x": c(1.0)}, {"x": c(1.0)})) => raises AttributeError
+trained().export_saved_model("out", SERVING, checkpoint_path="missing") => raises ValueError
+trained().export_saved_model("out", SERVING, assets_extra={"a": "missing"}) => raises NotFoundError
+trained().export_saved_model("out", SERVING, assets_extra=["a"]) => raises AttributeError
+trained().export_saved_model("out", SERVING, experimental_mode="other") => raises ValueError
+trained().export_saved_model(None, SERVING) => raises TypeError
+trained().export_saved_model(7, SERVING) => raises TypeError
+made(params={}).export_saved_model("out", SERVING) => raises ValueError
+trained().experimental_export_all_saved_models("out", {}) => raises ValueError
+trained().experimental_export_all_saved_models("out", {"other": SERVING}) => raises ValueError
+trained().experimental_export_all_saved_models("out", None) => raises AttributeError
+trained().experimental_export_all_saved_models("out", [SERVING]) => raises AttributeError
+of(lambda mode: None).train(data, steps=1) => raises ValueError
+of(lambda mode: 7).train(data, steps=1) => raises ValueError
+of(lambda mode: {"loss": c(1.0)}).train(data, steps=1) => raises ValueError
+of(lambda mode: spec("eval")).train(data, steps=1)["a"] => raises TypeError
+of(lambda mode: tf.nothing).train(data, steps=1) => raises AttributeError
+of(lambda mode: {}["a"]).train(data, steps=1) => raises KeyError
+of(lambda mode: 1 / 0).train(data, steps=1) => raises ZeroDivisionError
+of(lambda mode: tf.get_variable("w", [2]) + tf.get_variable("w", [2])).train(data, steps=1) => raises ValueError
+of(lambda mode: [tf.get_variable("w"), 1]).train(data, steps=1) => raises ValueError
+of(lambda mode: tf.matmul(rows(2), rows(3))).train(data, steps=1) => raises ValueError
+of(lambda mode: tf.ones([2]) + tf.ones([3])).train(data, steps=1) => raises ValueError
+of(lambda mode: c(1.0) + tf.constant(1)).train(data, steps=1) => raises TypeError
+of(lambda mode: tf.reshape(rows(2), [3, 3])).train(data, steps=1) => raises ValueError
+of(lambda mode: tf.layers.dense(c(1.0), 2)).train(data, steps=1) => raises ValueError
+of(lambda mode: spec(mode, loss=elsewhere())).train(data, steps=1) => raises ValueError
+of(lambda mode: spec(mode, loss=tf.constant(np.nan))).train(data, steps=1) => raises NanLossDuringTrainingError
+of(lambda mode: spec(mode, eval_metric_ops={"loss": tf.metrics.mean(c(1.0))})).train(data, steps=1).evaluate(data, steps=1) => raises ValueError
+of(lambda mode: spec(mode, eval_metric_ops={"global_step": tf.metrics.mean(c(1.0))})).train(data, steps=1).evaluate(data, steps=1) => raises ValueError
+of(lambda mode: spec(mode, training_hooks=[1])).train(data, steps=1) => raises TypeError
+of(lambda mode: spec(mode, training_hooks=Hook())).train(data, steps=1) => raises TypeError
+of(lambda mode: spec(mode, evaluation_hooks=[1])).train(data, steps=1) => raises TypeError
+of(lambda mode: spec(mode, scaffold=1)).train(data, steps=1) => raises TypeError
+of(lambda mode: spec(mode, loss=tf.check_numerics(tf.log(c(-1.0)), "bad"))).train(data, steps=1) => raises InvalidArgumentError
+of(lambda mode: spec(mode, loss=tf.Print(c(1.0), [c(2.0)]) + tf.gather(c(1.0, 2.0), tf.cast(tf.random_uniform([]), tf.int32) + 5))).train(data, steps=1) => raises InvalidArgumentError
+of(lambda mode: spec(mode, train_op=tf.group(tf.assign_add(tf.train.get_global_step(), 1), tf.assert_equal(tf.train.get_global_step(), tf.constant(7, tf.int64))))).train(data, steps=1) => raises InvalidArgumentError
+of(lambda mode: spec(mode, train_op=tf.py_func(lambda: 1 / 0, [], tf.float32))).train(data, steps=1) => raises UnknownError
+est.WarmStartSettings() => raises TypeError
+est.WarmStartSettings(None) => raises ValueError
+est.WarmStartSettings("") => raises ValueError
+est.WarmStartSettings("a", vars_to_warm_start=7).vars_to_warm_start => 7
+made(params={}, warm_start_from=7) => raises ValueError
+made(params={}, warm_start_from="") => raises ValueError
+made(params={}, warm_start_from={"a": 1}) => raises ValueError
+made(params={}, warm_start_from=est.WarmStartSettings(7)).train(data, steps=1) => raises TypeError
+made(params={}, warm_start_from=est.WarmStartSettings("missing")).train(data, steps=1) => raises NotFoundError
+made(params={}, warm_start_from=est.WarmStartSettings(trained().model_dir, vars_to_warm_start=7)).train(data, steps=1) => raises ValueError
+made(params={}, warm_start_from=est.WarmStartSettings(trained().model_dir, vars_to_warm_start=[7])).train(data, steps=1) => raises ValueError
+made(params={}, warm_start_from=est.WarmStartSettings(trained().model_dir, var_name_to_prev_var_name={"w": "other"})).train(data, steps=1) => raises ValueError
+made(params={}, warm_start_from=est.WarmStartSettings(trained().model_dir, var_name_to_prev_var_name={"other": "w"})).train(data, steps=1) => raises ValueError
+made(params={}, warm_start_from=est.WarmStartSettings(trained().model_dir, var_name_to_vocab_info={"other": 1})).train(data, steps=1) => raises ValueError
+est.VocabInfo() => raises TypeError
+est.VocabInfo("a") => raises TypeError
+est.VocabInfo("a", 1) => raises TypeError
+est.VocabInfo("a", 1, 0, "b", axis=3) => raises ValueError
+est.VocabInfo("a", 1, 0, "b", -1, None, 3) => raises ValueError
+est.LatestExporter("a", None) => "LatestExporter"
+est.LatestExporter(None, SERVING) => "LatestExporter"
+est.LatestExporter("a", SERVING, exports_to_keep=0) => raises ValueError
+est.LatestExporter("a", SERVING, exports_to_keep=-1) => raises ValueError
+est.LatestExporter("a", SERVING, exports_to_keep="1") => raises TypeError
+est.LatestExporter() => raises TypeError
+est.FinalExporter(7, SERVING).name => 7
+est.FinalExporter("a") => raises TypeError
+est.BestExporter("a", SERVING, compare_fn=None) => raises ValueError
+est.BestExporter("a", SERVING, compare_fn=7) => raises TypeError
+est.BestExporter("a", SERVING, compare_fn=lambda best: True) => raises ValueError
+est.BestExporter("a", SERVING, exports_to_keep=0) => raises ValueError
+est.BestExporter("a", None).name => "a"
+est.BestExporter(serving_input_receiver_fn=None).name => "best_exporter"
+est.BestExporter("a", SERVING).export(trained(), "base", "no", None, False) => raises ValueError
+est.BestExporter("a", SERVING).export(trained(), "base", "no", {}, False) => raises ValueError
+est.BestExporter("a", SERVING).export(trained(), "base", "no", {"other": 1.0}, False) => raises ValueError
+est.LoggingTensorHook([c(1.0)]) => raises ValueError
+est.LoggingTensorHook(["a"], every_n_iter=0) => raises ValueError
+est.LoggingTensorHook(["a"], every_n_iter=1, every_n_secs=1) => raises ValueError
+est.LoggingTensorHook(["a"], every_n_iter=-1) => raises ValueError
+est.LoggingTensorHook(7, every_n_iter=1) => raises TypeError
+trained().train(data, hooks=[est.LoggingTensorHook(["missing:0"], every_n_iter=1)], steps=1) => raises KeyError
+trained().train(data, hooks=[est.LoggingTensorHook({"a": "missing"}, every_n_iter=1)], steps=1) => raises KeyError
+est.StopAtStepHook() => raises ValueError
+est.StopAtStepHook(1, 2) => raises ValueError
+est.StopAtStepHook("1") => "StopAtStepHook"
+est.CheckpointSaverHook("a") => raises ValueError
+est.CheckpointSaverHook("a", save_secs=1, save_steps=1) => raises ValueError
+est.CheckpointSaverHook("a", save_steps=1, saver=1, scaffold=2) => raises ValueError
+est.CheckpointSaverHook(save_steps=1) => raises TypeError
+est.StepCounterHook(1, 2) => raises ValueError
+est.StepCounterHook(None, None) => raises ValueError
+est.SummarySaverHook() => raises ValueError
+est.SummarySaverHook(1) => raises ValueError
+est.SummarySaverHook(1, output_dir="a") => raises ValueError
+est.SummarySaverHook(1, summary_op=1, scaffold=2) => raises ValueError
+est.SummarySaverHook(1, 2, summary_op=1) => raises ValueError
+est.NanTensorHook() => raises TypeError
+est.ProfilerHook() => raises ValueError
+est.ProfilerHook(1, 2) => raises ValueError
+est.FeedFnHook() => raises TypeError
+est.FinalOpsHook() => raises TypeError
+est.GlobalStepWaiterHook() => raises TypeError
+est.SecondOrStepTimer() => raises ValueError
+est.SecondOrStepTimer(1, 2) => raises ValueError
+est.experimental.make_early_stopping_hook(1, lambda: True) => raises TypeError
+est.experimental.make_early_stopping_hook(made(), 7) => raises TypeError
+est.experimental.make_early_stopping_hook(made(), lambda: True, run_every_secs=1, run_every_steps=1) => raises ValueError
+est.experimental.make_early_stopping_hook(made(), lambda: True, run_every_secs=None) => raises ValueError
+est.experimental.stop_if_lower_hook(1, "loss", 1) => raises AttributeError
+est.experimental.stop_if_no_decrease_hook(made(), "loss") => raises TypeError
+est.experimental.stop_if_higher_hook(made(), "loss", 1.0, run_every_secs=None, run_every_steps=None) => raises ValueError
+est.experimental.InMemoryEvaluatorHook(made(), data, every_n_iter=0) => raises ValueError
+est.experimental.InMemoryEvaluatorHook(1, data) => raises AttributeError
+est.experimental.InMemoryEvaluatorHook(made(), data, hooks=[1]) => raises TypeError
+est.experimental.make_stop_at_checkpoint_step_hook(1, 2) => raises AttributeError
+est.DNNClassifier([4]) => raises TypeError
+est.DNNClassifier(hidden_units=[4]) => raises TypeError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], n_classes=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], n_classes="3") => raises TypeError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], n_classes=0) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], label_vocabulary="ab") => raises TypeError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], label_vocabulary=["a"], n_classes=3) => "DNNClassifier"
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], loss_reduction="other") => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], optimizer="other").train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], optimizer=7).train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], ["x"]).train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], []).train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier(4, [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises TypeError
+est.DNNClassifier(["a"], [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], dropout="a").train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], activation_fn="other").train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.categorical_column_with_identity("x", 3)]).train(lambda: ({"x": [[1]]}, [[0]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")]).train(lambda: ({"y": rows(2)}, [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")]).train(lambda: (rows(2), [[0], [1]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, None), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")]).train(lambda: {"x": rows(2)}, steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, [[0], [2]]), steps=1) => raises InvalidArgumentError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], n_classes=3).train(lambda: ({"x": rows(2)}, [[0], [7]]), steps=1) => raises InvalidArgumentError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], n_classes=3).train(lambda: ({"x": rows(2)}, [[0.5], [1.0]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], n_classes=3).train(lambda: ({"x": rows(2)}, [["a"], ["b"]]), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], label_vocabulary=["a", "b"]).train(lambda: ({"x": rows(2)}, [["a"], ["c"]]), steps=1) => raises InvalidArgumentError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], label_vocabulary=["a", "b"]).train(lambda: ({"x": rows(2)}, [[0], [1]]), steps=1) => raises TypeError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, rows(3)), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, rows(2, 2)), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x", shape=3)]).train(lambda: ({"x": rows(2)}, rows(2)), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], weight_column=7) => "DNNClassifier"
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], weight_column="w").train(lambda: ({"x": rows(2)}, rows(2)), steps=1) => raises ValueError
+est.DNNClassifier([4], [tf.feature_column.numeric_column("x")], nothing=1) => raises TypeError
+est.LinearClassifier([]) => "LinearClassifier"
+est.LinearClassifier("x") => "LinearClassifier"
+est.LinearClassifier([tf.feature_column.numeric_column("x")], sparse_combiner="other").train(lambda: ({"x": rows(2)}, rows(2)), steps=1) => "LinearClassifier"
+est.LinearRegressor([tf.feature_column.numeric_column("x")], label_dimension=0) => raises ValueError
+est.LinearRegressor([tf.feature_column.numeric_column("x")], label_dimension=2).train(lambda: ({"x": rows(2)}, rows(2)), steps=1) => raises ValueError
+est.LinearRegressor([tf.feature_column.numeric_column("x")], label_dimension="2") => raises TypeError
+est.LinearRegressor([tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, [["a"], ["b"]]), steps=1) => raises UnimplementedError
+est.DNNLinearCombinedClassifier() => raises ValueError
+est.DNNLinearCombinedClassifier(dnn_feature_columns=[tf.feature_column.numeric_column("x")]) => "DNNLinearCombinedClassifier"
+est.DNNLinearCombinedClassifier(dnn_hidden_units=[4]) => raises ValueError
+est.DNNRegressor() => raises TypeError
+est.DNNEstimator(7, [4], [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, rows(2)), steps=1) => raises AttributeError
+est.DNNEstimator(None, [4], [tf.feature_column.numeric_column("x")]).train(lambda: ({"x": rows(2)}, rows(2)), steps=1) => raises AttributeError
+est.LinearEstimator(est.RegressionHead(), []).train(lambda: ({"x": rows(2)}, rows(2)), steps=1) => raises ValueError
+est.BaselineClassifier(n_classes=1) => raises ValueError
+est.BaselineRegressor(label_dimension=0) => raises ValueError
+est.BaselineClassifier().train(lambda: ({"x": rows(2)}, [[3], [4]]), steps=1) => raises InvalidArgumentError
+est.inputs.numpy_input_fn({"x": np.ones(2)}, np.ones(3), shuffle=False)() => raises ValueError
+est.inputs.numpy_input_fn({"x": np.ones(2)}) => raises ValueError
+est.inputs.numpy_input_fn([1], shuffle=False)() => raises TypeError
+est.inputs.numpy_input_fn({}, shuffle=False)() => raises ValueError
+est.inputs.numpy_input_fn({"x": [1]}, shuffle=False)() => raises AttributeError
+est.inputs.numpy_input_fn({"x": np.ones(2)}, {}, shuffle=False) => "function"
+est.classifier_parse_example_spec([tf.feature_column.numeric_column("x")], "x") => raises ValueError
+est.classifier_parse_example_spec([tf.feature_column.numeric_column("x")], None) => {"x": [[1], "DType", null], "null": [[1], "DType", null]}
+est.classifier_parse_example_spec(["x"], "y") => raises ValueError
+est.classifier_parse_example_spec([tf.feature_column.numeric_column("x")], "y", label_default="a") => {"x": [[1], "DType", null], "y": [[1], "DType", "a"]}
+est.classifier_parse_example_spec([tf.feature_column.numeric_column("x")], "y", weight_column=7) => raises ValueError
+est.regressor_parse_example_spec([tf.feature_column.numeric_column("x")], "y", label_dimension="a") => {"x": [[1], "DType", null], "y": [["a"], "DType", null]}
+est.add_metrics(1, lambda: {}) => raises AttributeError
+est.add_metrics(made(), 7) => raises TypeError
+est.add_metrics(made(), lambda other: {}) => raises ValueError
+est.add_metrics(trained(), lambda features: 7).evaluate(data, steps=1) => raises TypeError
+est.add_metrics(trained(), lambda features: {"a": 7}).evaluate(data, steps=1) => raises TypeError
+est.RunConfig(7) => "RunConfig"
+est.RunConfig(model_dir="a", nothing=1) => raises TypeError
+est.RunConfig(save_checkpoints_steps="a") => raises TypeError
+est.RunConfig(save_checkpoints_steps=-1) => raises ValueError
+est.RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1) => raises ValueError
+est.RunConfig(save_summary_steps="a") => raises TypeError
+est.RunConfig(keep_checkpoint_max=-1) => raises ValueError
+est.RunConfig(keep_checkpoint_max="a") => raises TypeError
+est.RunConfig(keep_checkpoint_every_n_hours=0) => raises ValueError
+est.RunConfig(log_step_count_steps=0) => raises ValueError
+est.RunConfig(tf_random_seed=1.5) => raises ValueError
+est.RunConfig(tf_random_seed="a") => raises ValueError
+est.RunConfig(session_config="a") => raises ValueError
+est.RunConfig(device_fn=lambda: 1) => raises ValueError
+est.RunConfig(device_fn=7) => raises ValueError
+est.RunConfig(protocol="other") => raises ValueError
+est.RunConfig(session_creation_timeout_secs=0) => raises ValueError
+est.RunConfig(experimental_max_worker_delay_secs="a") => raises ValueError
+est.RunConfig(train_distribute="mirrored").train_distribute => "mirrored"
+est.RunConfig().replace(nothing=1) => raises ValueError
+est.RunConfig().replace(task_id=1) => raises ValueError
+est.RunConfig().replace(save_checkpoints_steps=1, save_checkpoints_secs=1) => raises ValueError
+est.RunConfig().replace(model_dir="") => raises ValueError
+est.RunConfig().nothing => raises AttributeError
+setattr(est.RunConfig(), "model_dir", "a") => raises AttributeError
+est.ModeKeys.OTHER => raises AttributeError
+est.ModeKeys("train") => raises TypeError
+export.build_parsing_serving_input_receiver_fn(7)() => raises TypeError
+export.build_parsing_serving_input_receiver_fn({"x": 7})() => raises ValueError
+export.build_raw_serving_input_receiver_fn(7) => "function"
+export.build_raw_serving_input_receiver_fn({"x": 7})() => raises AttributeError
+export.build_raw_serving_input_receiver_fn({7: shaped(None)})() => raises ValueError
+export.ClassificationOutput() => raises ValueError
+export.RegressionOutput("a") => raises ValueError
+export.PredictOutput(7) => raises ValueError
+export.ServingInputReceiver(None, c(1.0)) => raises ValueError
+export.ServingInputReceiver({"x": c(1.0)}, None) => raises ValueError
+export.TensorServingInputReceiver({"x": c(1.0)}, c(1.0)) => raises ValueError
+"""  # noqa: E501
+
+OPTIMIZERS = """
+own_optimizer(lambda o, loss, variables, step: o.get_updates(loss, variables)[0]) => [{"Fading/learning_rate": 0.1, "Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[3.06, 3.06], [0.0, 0.0], [3.06, 3.06]], "Fading/w/largest": 10.0, "Fading/w/velocity": -16.3875, "global_step": 3.0, "table": [[0.779, 0.779], [1.0, 1.0], [0.779, 0.779]], "w": 0.22713}, 10.2851]
+own_optimizer(lambda o, loss, variables, step: o.minimize(loss, variables)) => raises ValueError
+own_optimizer(lambda o, loss, variables, step: o.apply_gradients(zip(tf.gradients(loss, variables), variables))) => [{"Fading/learning_rate": 0.1, "Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[3.06, 3.06], [0.0, 0.0], [3.06, 3.06]], "Fading/w/largest": 10.0, "Fading/w/velocity": -16.3875, "global_step": 3.0, "table": [[0.779, 0.779], [1.0, 1.0], [0.779, 0.779]], "w": 0.22713}, 10.2851]
+own_optimizer(lambda o, loss, variables, step: o.apply_gradients(o.get_gradients(loss, variables) and zip(o.get_gradients(loss, variables), variables), name="update")) => [{"Fading/learning_rate": 0.1, "Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[3.06, 3.06], [0.0, 0.0], [3.06, 3.06]], "Fading/w/largest": 10.0, "Fading/w/velocity": -16.3875, "global_step": 3.0, "table": [[0.779, 0.779], [1.0, 1.0], [0.779, 0.779]], "w": 0.22713}, 10.2851]
+own_optimizer(lambda o, loss, variables, step: o.get_updates(loss, variables)[0], rate=tensorflow.keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)) => [{"Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[2.71615, 2.71615], [0.0, 0.0], [2.71615, 2.71615]], "Fading/w/largest": 10.0, "Fading/w/velocity": -15.50502, "global_step": 3.0, "table": [[0.66281, 0.66281], [1.0, 1.0], [0.66281, 0.66281]], "w": 0.35068}, 8.5579]
+own_optimizer(lambda o, loss, variables, step: tf.group(o.apply_gradients(zip(tf.gradients(loss, variables), variables))), steps=1) => [{"Fading/learning_rate": 0.1, "Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[2.0, 2.0], [0.0, 0.0], [2.0, 2.0]], "Fading/w/largest": 10.0, "Fading/w/velocity": -10.0, "global_step": 1.0, "table": [[0.9, 0.9], [1.0, 1.0], [0.9, 0.9]], "w": 0.1}, 12.265]
+own_optimizer(lambda o, loss, variables, step: tf.group(o.minimize(loss, variables), tf.assign_add(step, 1))) => raises ValueError
+"""  # noqa: E501
+
+VARIABLES = """
+of_variable(lambda w, g: [w.to_proto().variable_name, w.to_proto().initializer_name, w.to_proto().snapshot_name]) => ["s/w:0", "s/w/Assign", "s/w/Read/ReadVariableOp:0"]
+of_variable(lambda w, g: [w.to_proto().is_resource, w.to_proto().trainable, w.to_proto().synchronization, w.to_proto().aggregation]) => [true, true, 0, 0]
+of_variable(lambda w, g: [w.to_proto("s").variable_name, w.to_proto("s/").variable_name, w.to_proto("other")]) => ["w:0", "w:0", null]
+of_variable(lambda w, g: type(w.to_proto()).__name__) => "VariableDef"
+of_variable(lambda w, g: [w.handle.op.name, w.handle.op.type, w.handle.name, w.handle.value_index, w.handle.graph is g]) => ["s/w", "VarHandleOp", "s/w:0", 0, true]
+of_variable(lambda w, g: [w.handle.dtype.name, w.handle.shape.as_list()]) => ["resource", []]
+of_variable(lambda w, g: w.handle.op == w.op) => true
+of_variable(lambda w, g: [w.handle.op.node_def.name, w.handle.op.get_attr("dtype").name]) => ["s/w", "float32"]
+of_variable(lambda w, g: g.get_tensor_by_name("s/w:0").dtype.name) => "resource"
+of_variable(lambda w, g: tf.raw_ops.ReadVariableOp(resource=g.get_tensor_by_name("s/w:0"), dtype=tf.float32).shape.as_list()) => [2]
+of_variable(lambda w, g: [g.get_operation_by_name("s/w").name, g.get_operation_by_name("s/w").type]) => ["s/w", "VarHandleOp"]
+of_variable(lambda w, g: one(g.get_tensor_by_name("s/w/Read/ReadVariableOp:0"))) => ["Tensor", "float32", [2]]
+of_variable(lambda w, g: g.as_graph_element("s/w:0").dtype.name) => "resource"
+of_variable(lambda w, g: g.as_graph_element("s/w").name) => "s/w"
+of_variable(lambda w, g: g.as_graph_element("s/w/Assign").name) => "s/w/Assign"
+of_variable(lambda w, g: g.as_graph_element("s/w/Read/ReadVariableOp:0").dtype.name) => "float32"
+of_variable(lambda w, g: g.get_operation_by_name("s/w/Assign").name) => "s/w/Assign"
+of_variable(lambda w, g: g.get_tensor_by_name("s/v:0")) => raises KeyError
+of_variable(lambda w, g: g.get_operation_by_name("s/v")) => raises KeyError
+of_variable(lambda w, g: g.get_tensor_by_name("s/w")) => raises ValueError
+of_variable(lambda w, g: g.get_tensor_by_name(3)) => raises TypeError
+of_variable(lambda w, g: g.get_operation_by_name("s/w:0")) => raises ValueError
+of_variable(lambda w, g: g.as_graph_element("s/w:1")) => raises KeyError
+of_variable(lambda w, g: g.as_graph_element("s/v")) => raises KeyError
+of_variable(lambda w, g: [w.name, w.op.name, w.shape.as_list(), w.get_shape().as_list(), w.dtype.name, w.trainable]) => ["s/w:0", "s/w", [2], [2], "float32", true]
+of_variable(lambda w, g: [w.synchronization.name, w.aggregation.name, w.constraint, w._save_slice_info]) => ["AUTO", "NONE", null, null]
+of_variable(lambda w, g: [w.op.node_def.op, w.op.node_def.name, len(w.op.inputs), len(w.op.control_inputs), len(w.op.outputs)]) => ["VarHandleOp", "s/w", 0, 0, 1]
+of_variable(lambda w, g: [w.value().shape.as_list(), w.read_value().op.type, w.initial_value.shape.as_list(), w.graph is g]) => [[2], "Identity", [2], true]
+of_variable(lambda w, g: [one(w.assign([1.0, 2.0])), one(w.assign_add([1.0, 1.0])), one(w.assign_sub([1.0, 1.0]))]) => [["_UnreadVariable", "float32", [2]], ["_UnreadVariable", "float32", [2]], ["_UnreadVariable", "float32", [2]]]
+of_variable(lambda w, g: one(w.sparse_read([0]))) => ["Tensor", "float32", [1]]
+of_variable(lambda w, g: one(w.gather_nd([[0]]))) => ["Tensor", "float32", [1]]
+of_variable(lambda w, g: one(w.scatter_update(tf.IndexedSlices(c(1.0, 2.0), tf.constant([0, 1]))))) => ["_UnreadVariable", "float32", [2]]
+of_variable(lambda w, g: one(w[0])) => ["Tensor", "float32", []]
+of_variable(lambda w, g: len(list(w))) => raises OperatorNotAllowedInGraphError
+of_variable(lambda w, g: len(w)) => raises TypeError
+of_variable(lambda w, g: bool(w)) => raises OperatorNotAllowedInGraphError
+of_variable(lambda w, g: float(w)) => raises AttributeError
+of_variable(lambda w, g: w.numpy()) => raises NotImplementedError
+of_variable(lambda w, g: w.eval()) => raises ValueError
+of_variable(lambda w, g: w.count_up_to(3)) => raises TypeError
+of_variable(lambda w, g: w.set_shape([3])) => raises ValueError
+of_variable(lambda w, g: w.initialized_value()) => raises NotImplementedError
+of_variable(lambda w, g: tf.Variable.from_proto(w.to_proto()).name) => "s/w:0"
+of_variable(lambda w, g: w in tf.global_variables()) => true
+of_variable(lambda w, g: one(tf.is_variable_initialized(w))[1:]) => ["bool", []]
+of_variable(lambda w, g: one(tf.report_uninitialized_variables([w]))[1:]) => ["string", [null]]
+of_variable(lambda w, g: [value is None for value in tf.gradients(w * 2.0, [w, w.handle])]) => [false, false]
+of_variable(lambda w, g: w.nothing) => raises AttributeError
+"""  # noqa: E501
+
 TABLES = {
-    "heads": HEADS, "spec": SPEC, "config": CONFIG, "estimator": ESTIMATOR, "export": EXPORT, "others": OTHERS,
+    "optimizers": OPTIMIZERS, "variables": VARIABLES, "wrong": WRONG, "heads": HEADS, "spec": SPEC, "config": CONFIG,
+    "estimator": ESTIMATOR, "export": EXPORT, "others": OTHERS,
 }  # fmt: skip
 
 

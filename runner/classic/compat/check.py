@@ -15,11 +15,11 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from runner.classic.compat import estimator_paths, names, packages, python2
+from runner.classic.compat import estimator_paths, names, packages, python2, removed_names
 from runner.classic.compat.differences import CHANGED, REMOVED, RULES, UNSUPPORTED, WITHOUT_FIX, WRITES
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.old_modules import space_of, text_of
-from runner.classic.compat.source import Use, uses
+from runner.classic.compat.source import ARGUMENTS_OF_CONTRIB, Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
 from runner.classic.contrib import names as contrib
 from runner.config.source_names import V1, imported_files
@@ -72,6 +72,8 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
             more = f" (also in line{'s' * (len(lines) > 2)} {', '.join(map(str, lines[1:]))})" if lines[1:] else ""
             shown = reason if line in conditions else reason + more
             findings[line, name, reason] = Finding(file, line, column, UNSUPPORTED, name, shown)
+    for line, column, name, reason in removed_names.gone_later(tree):
+        findings.setdefault((line, name, reason), Finding(file, line, column, CHANGED, name, reason))
     sign = signs(tree, installed)
     if sign.are_of_1 and sign.of_1 is not None:
         use = sign.of_1
@@ -113,7 +115,11 @@ def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[python2.Found]:
     """
     for statement, package, reason in packages.missing(tree, file):
         yield *_place(statement), package, reason
-    yield from python2.idioms(tree)
+    found: set[tuple[int, int, str]] = set()
+    for line, column, name, reason in (*python2.idioms(tree), *removed_names.gone(tree)):
+        if (line, column, name) not in found:  # of the first, which says what to write
+            found.add((line, column, name))
+            yield line, column, name, reason
     own = packages.in_place_of_tensorflow(file)
     for node in ast.walk(tree) if own is not None else ():
         if isinstance(node, ast.Import | ast.ImportFrom) and "tensorflow" in ast.unparse(node):
@@ -190,8 +196,26 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
     gone = _gone(use, installed)
     if gone is not None:
         return [(UNSUPPORTED, gone, use.said)]
+    missing = _missing_in_dataset(use, installed)
+    if missing is not None:
+        return [(UNSUPPORTED, missing, use.said)]
     findings = list(_differences(use))
     return findings if findings or use.name.startswith(".") else [(UNCHANGED, "", use.said)]
+
+
+def _missing_in_dataset(use: Use, installed: Installed) -> str | None:
+    """Return the reason why a call of a dataset's method fails; None if it does not, or is none."""
+    method = use.name.removeprefix(".")
+    if method == "map" and ARGUMENTS_OF_CONTRIB & {*use.keywords}:
+        return _OF_CONTRIB_MAP
+    methods = installed.methods_of_datasets()
+    if not use.is_of_dataset or not methods:
+        return None
+    if method not in methods:
+        return f"a tf.data.Dataset of TensorFlow {VERSION} has no such method.{did_you_mean(method, [*methods])}"
+    taken = methods[method]
+    unknown = [] if taken is None else sorted({*use.keywords} - taken)
+    return f"a tf.data.Dataset's {method} has no argument {unknown[0]!r}" if unknown else None
 
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
@@ -216,6 +240,10 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
         yield UNSUPPORTED, _OWN_SAVER, use.said
 
 
+_OF_CONTRIB_MAP = (
+    "only datasets of tf.contrib.data had num_threads= and output_buffer_size=: write num_parallel_calls=, and "
+    ".prefetch() after it"
+)
 _OWN_CODE = (
     "TensorFlow 2.15's own code (Apache 2.0, no longer maintained) runs, of the package tensorflow-estimator, on the "
     "runner's Estimator"

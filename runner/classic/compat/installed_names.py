@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.classic.compat.old_modules import nearest
@@ -81,6 +81,23 @@ class Installed:
                 is_compiled = path.with_suffix(".so").exists() and part == name.rpartition(".")[2]
                 return is_compiled or self._defines(package, part)
         return True
+
+    @functools.cache  # noqa: B019  # there is one object per process
+    def methods_of_datasets(self) -> Mapping[str, frozenset[str] | None]:
+        """Return method of tf.data.Dataset -> its arguments; None instead of these: it takes any keyword."""
+        source = self._root / "tensorflow/python/data/ops/dataset_ops.py"
+        found: dict[str, frozenset[str] | None] = {}
+        for node in ast.parse(source.read_text()).body if source.exists() else ():
+            if not isinstance(node, ast.ClassDef) or node.name not in ("DatasetV1", "DatasetV2"):
+                continue
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    takes = method.args
+                    own = {argument.arg for argument in (*takes.posonlyargs, *takes.args, *takes.kwonlyargs)}
+                    before = found.get(method.name, frozenset())
+                    takes_any = takes.kwarg is not None or before is None
+                    found[method.name] = None if takes_any else frozenset(own | (before or frozenset()))
+        return found
 
     def _defines(self, source: Path, name: str) -> bool:
         """Report whether the module with the file `source` defines `name`, or gets it by `from ... import *`."""

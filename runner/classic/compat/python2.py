@@ -1,10 +1,11 @@
-"""Find what Python 3 can parse but fails when it runs: idioms of Python 2, and names that NumPy 2 removed."""
+"""Find what Python 3 can parse but fails when it runs: idioms of Python 2, and what NumPy 2 and pandas removed."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
+from runner.classic.compat import iterators
 from runner.classic.compat.installed_names import name_bound_by
 from runner.config.source_names import Uses
 
@@ -41,14 +42,12 @@ _METHODS: Mapping[str, tuple[str, int, str]] = {
     "has_key": ("Python 3's dict", 1, "key in d"),
     "next": ("Python 3's iterator", 0, "next(iterator)"),
     **{f"{of}{what}": ("Python 3's dict", 0, f"d.{what}()") for of in ("iter", "view") for what in _VIEWS},
+    "as_matrix": ("today's pandas", 0, "df.values"),
     "itemset": ("NumPy 2's array", 2, "x[index] = value"),
     "ptp": ("NumPy 2's array", 0, "numpy.ptp(x)"),
     "tostring": ("NumPy 2's array", 0, "x.tobytes()"),
 }
 """Method that is gone -> (what had it, number of its arguments, what to write)."""
-
-_LAZY = ("map", "filter", "zip")
-_LIST_METHODS = ("append", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort")
 
 MODULES = _pairs("""
     BaseHTTPServer=http.server ConfigParser=configparser HTMLParser=html.parser Queue=queue SocketServer=socketserver
@@ -57,6 +56,18 @@ MODULES = _pairs("""
     urllib2=urllib.request urlparse=urllib.parse
 """)
 """Module of Python 2 -> its name in Python 3."""
+
+_NO_CMP = "Python 3 sorts by a key: write key=functools.cmp_to_key(...)"
+_ATTRIBUTES = _pairs("""
+    func_closure=__closure__ func_code=__code__ func_defaults=__defaults__ func_dict=__dict__ func_globals=__globals__
+    func_name=__name__ im_class=__self__.__class__ im_func=__func__ im_self=__self__
+""")
+_FILES: Mapping[tuple[str, str], tuple[bool, int]] = {
+    **{("csv", name): (False, 0) for name in ("reader", "writer", "DictReader", "DictWriter")},
+    **{(module, "load"): (True, 0) for module in ("pickle", "cPickle")},
+    **{(module, "dump"): (True, 1) for module in ("pickle", "cPickle")},
+}
+"""(Module, function) -> (it needs a binary file, the position of the file among its arguments)."""
 
 Found = tuple[int, int, str, str]
 """(line, column from 1, name of the idiom such as `.iteritems` or `print >>`, text of the finding)."""
@@ -102,9 +113,9 @@ def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
             yield node.type, "except", "Python 3 takes the second for an error, too: write `except Error as error:`"
         elif isinstance(node, ast.Call):
             yield from _of_call(node, functions)
-    for scope in ast.walk(tree):
-        if isinstance(scope, ast.Module | ast.FunctionDef | ast.Lambda):
-            yield from _used_as_lists(scope, bound)
+    yield from _of_attributes(tree)
+    yield from _of_pandas(tree)
+    yield from iterators.used_as_lists(tree)
 
 
 def _is_except_with_a_comma(handler: ast.ExceptHandler) -> bool:
@@ -121,72 +132,66 @@ def _is_except_with_a_comma(handler: ast.ExceptHandler) -> bool:
 def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, str, str]]:
     function = node.func
     if isinstance(function, ast.Attribute):
-        owner, takes, instead = _METHODS.get(function.attr, ("", 0, ""))
-        if owner and len(node.args) == takes and not node.keywords and function.attr not in functions:
-            yield node, f".{function.attr}", f"{owner} has no {function.attr}: write {instead}"
-    elif isinstance(function, ast.Name) and function.id == "range":
+        if function.attr not in functions:
+            yield from _of_method(node, function)
+        yield from _of_binary_files(node, function)
+    if "cmp" in {keyword.arg for keyword in node.keywords} and ast.unparse(function).endswith(("sorted", ".sort")):
+        yield node, "cmp", _NO_CMP
+    if isinstance(function, ast.Name) and function.id == "range":
         if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div) for one in node.args):
             yield node, "range", "in Python 3, / gives a float, which range does not accept: write //"
 
 
-def _used_as_lists(
-    scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[str]
-) -> Iterator[tuple[ast.expr, str, str]]:
-    """Yield uses of `map(...)`, `d.keys()` and the like as lists, directly or through a variable that is assigned
-    once.
-    """
-    body = scope.body if isinstance(scope.body, list) else [scope.body]
-    inside = list(_in_scope(body))
-    stored = [node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    lazy: dict[str, str] = {}
-    for node in inside:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name, made = node.targets[0].id, _lazy(node.value)
-            if made not in ("", *bound) and stored.count(name) == 1:
-                lazy[name] = made
-
-    def made_by(value: ast.expr) -> str:
-        return lazy.get(value.id, "") if isinstance(value, ast.Name) else _lazy(value)
-
-    for node in inside:
-        for value in _as_a_list(node):
-            made = made_by(value)
-            if made not in ("", *bound):
-                kind = "a view" if made.startswith(".") else "an iterator"
-                yield value, made, f"Python 3 returns {kind} instead of a list: write list({ast.unparse(value)})"
+def _of_method(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield calls of methods that are gone, or that took a function which compares two elements."""
+    owner, takes, instead = _METHODS.get(function.attr, ("", 0, ""))
+    if owner and len(node.args) == takes and not node.keywords:
+        yield node, f".{function.attr}", f"{owner} has no {function.attr}: write {instead}"
+    if function.attr == "sort" and len(node.args) == 1 and _takes_two(node.args[0]):
+        yield node, ".sort", _NO_CMP
+    is_text = isinstance(function.value, ast.Constant) and isinstance(function.value.value, str)
+    if function.attr == "decode" and is_text:
+        yield node, ".decode", "Python 3's str has no decode: remove it"
 
 
-def _in_scope(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without those inside of nested functions.
-
-    The walk is not recursive, because a sum of a thousand terms is a thousand levels deep.
-    """
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
+def _of_pandas(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield `df.ix[...]` and `df.append(other, ignore_index=True)`, which the pandas of today does not have."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "ix":
+            yield node, ".ix", "today's pandas has no ix: write df.loc or df.iloc"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            if "ignore_index" in {keyword.arg for keyword in node.keywords}:
+                yield node, ".append", "today's pandas has no append: write pandas.concat([df, other])"
 
 
-def _lazy(value: ast.AST) -> str:
-    """Return the name of the function or method that makes `value`, if its result was a list in Python 2; else ""."""
-    if not isinstance(value, ast.Call):
-        return ""
-    if isinstance(value.func, ast.Name) and value.func.id in _LAZY:
-        return value.func.id
-    is_view = isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS and not value.args
-    return f".{value.func.attr}" if is_view and isinstance(value.func, ast.Attribute) else ""
+def _takes_two(function: ast.expr) -> bool:
+    return isinstance(function, ast.Lambda) and len(function.args.args) == 2
 
 
-def _as_a_list(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield those parts of the expression `node` that must be a list (or have a length): `x` in `x[0]` or `len(x)`."""
-    if isinstance(node, ast.Subscript):
-        yield node.value
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        yield from (node.left, node.right)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LIST_METHODS:
-        yield node.func.value
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args:
-        if not _lazy(node.args[0]).startswith("."):  # views have a length
-            yield node.args[0]
+def _of_binary_files(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield calls of csv with a binary file, and of pickle with a text file: `pickle.load(open(path))`."""
+    module = function.value.id if isinstance(function.value, ast.Name) else ""
+    if (module, function.attr) not in _FILES:
+        return
+    needs_binary, position = _FILES[module, function.attr]
+    file = node.args[position] if len(node.args) > position else None
+    if not isinstance(file, ast.Call) or ast.unparse(file.func) != "open":
+        return
+    mode = file.args[1] if len(file.args) > 1 else ast.Constant("r")
+    if isinstance(mode, ast.Constant) and ("b" in str(mode.value)) != needs_binary:
+        kind = "binary" if needs_binary else "text"
+        yield node, f"{module}.{function.attr}", f"in Python 3 it needs a {kind} file: change the mode of open()"
+
+
+def _of_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield attributes of functions that have another name now, and classes whose iterators have only `next`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in _ATTRIBUTES:
+            yield node, f".{node.attr}", f"Python 3 calls it {_ATTRIBUTES[node.attr]}"
+        elif isinstance(node, ast.ClassDef):
+            methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
+            if "next" in methods and "__iter__" in methods and "__next__" not in methods:
+                inside = ast.walk(methods["__iter__"])
+                if any(isinstance(part, ast.Return) and ast.unparse(part) == "return self" for part in inside):
+                    place = ast.copy_location(ast.Name("next"), methods["next"])
+                    yield place, "next", "Python 3 calls __next__: write __next__ = next below it"

@@ -31,12 +31,14 @@ class Use(source_names.Use):
       num_arguments: for a call: number of positional arguments; else -1.
       place: MODEL_FN, INPUT_FN, HOOK, SCRIPT or ELSEWHERE.
       is_base: the name is a base of a class.
+      is_of_dataset: a method of a value that is a tf.data.Dataset for sure.
     """
 
     keywords: dict[str, bool] = dataclasses.field(default_factory=dict)
     num_arguments: int = -1
     place: str = ELSEWHERE
     is_base: bool = False
+    is_of_dataset: bool = False
 
     @property
     def said(self) -> str:
@@ -61,6 +63,15 @@ def uses(tree: ast.AST) -> list[Use]:
 _ASSIGNMENTS = frozenset({"assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"})
 """Methods of variables."""
 
+_NO_DATASETS = frozenset(
+    {"cardinality", "element_spec", "get_single_element", "options", "output_classes", "output_shapes", "output_types",
+     "reduce"}
+)  # fmt: skip
+"""Methods of a dataset that do not return one; nor do those whose name begins with `make_` or `as_`."""
+
+ARGUMENTS_OF_CONTRIB = frozenset({"num_threads", "output_buffer_size"})
+"""Arguments that `map` had in `tf.contrib.data`, up to TensorFlow 1.3; no other `map` has them."""
+
 
 class _Uses(source_names.Uses):
     """Finds uses. It keeps track of the functions, classes and `with` blocks around them, and of the variables that
@@ -72,6 +83,7 @@ class _Uses(source_names.Uses):
         self._of_the_script = of_the_script
         self._estimators: set[str] = set()
         self._sessions: set[str] = set()  # variables that hold sessions made in eager mode
+        self._datasets: set[str] = set()  # variables that hold datasets
         self._functions: list[str] = []
         self._around: collections.Counter[str] = collections.Counter()  # MODEL_FN, INPUT_FN or HOOK -> depth
         self._graphs = 0
@@ -93,12 +105,15 @@ class _Uses(source_names.Uses):
         arguments = {one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         is_model_fn = {"features", "mode"} <= arguments or node.name.endswith("model_fn")
         self._functions.append(node.name)
+        datasets = self._datasets
+        self._datasets = datasets - arguments
         is_input_fn = node.name.endswith("input_fn") and "erving" not in ast.unparse(node)
         self._around[MODEL_FN] += is_model_fn
         self._around[INPUT_FN] += is_input_fn
         self.generic_visit(node)
         self._around[MODEL_FN] -= is_model_fn
         self._around[INPUT_FN] -= is_input_fn
+        self._datasets = datasets
         self._functions.pop()
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
@@ -133,7 +148,13 @@ class _Uses(source_names.Uses):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         super().visit_Assign(node)
-        targets = {ast.unparse(one) for one in node.targets if isinstance(one, ast.Name | ast.Attribute)}
+        targets = {ast.unparse(target) for target in node.targets if isinstance(target, ast.Name | ast.Attribute)}
+        for target in node.targets:
+            self._assign(target, node.value)
+        if self._makes_dataset(node.value):
+            self._datasets |= targets
+        else:
+            self._datasets -= targets
         if self._makes_estimator(node.value):
             self._estimators |= targets
         if self._place == SCRIPT and self._makes_session(node.value):
@@ -145,11 +166,92 @@ class _Uses(source_names.Uses):
         if name is not None:
             self.add(node.func, name, keywords=keywords, num_arguments=len(node.args))
         else:
-            if isinstance(node.func, ast.Attribute) and self._is_method(node, node.func, keywords):
-                self.add(node.func, f".{node.func.attr}", keywords=keywords, num_arguments=len(node.args))
+            is_of_dataset = isinstance(node.func, ast.Attribute) and self._makes_dataset(node.func.value)
+            if isinstance(node.func, ast.Attribute) and (is_of_dataset or self._is_method(node, node.func, keywords)):
+                self.add(
+                    node.func,
+                    f".{node.func.attr}",
+                    keywords=keywords,
+                    num_arguments=len(node.args),
+                    is_of_dataset=is_of_dataset,
+                )
             self.visit(node.func)
         for child in [*node.args, *node.keywords]:
             self.visit(child)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        if node.value is not None:
+            self._assign(node.target, node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self.generic_visit(node)
+        self._assign(node.target, node.value)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        """Follow a name that is assigned to a variable, to an attribute such as `self.layers`, or with others."""
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for part, its_value in zip(target.elts, value.elts, strict=True):
+                self._assign(part, its_value)
+        elif isinstance(target, ast.Name | ast.Attribute):
+            name = self.dotted(value)
+            if name is not None:
+                self._bind(ast.unparse(target), name)
+
+    def visit_arguments(self, node: ast.arguments) -> None:
+        self.generic_visit(node)
+        positional = [*node.posonlyargs, *node.args]
+        with_default = positional[len(positional) - len(node.defaults) :]
+        for argument, default in zip(with_default, node.defaults, strict=True):
+            name = self.dotted(default)
+            if name is not None:
+                self._bind(argument.arg, name)
+
+    def dotted(self, node: ast.AST) -> str | None:
+        """Return the full name of an expression: of a chain of attributes, also of a variable or an attribute of an
+        object that was assigned one, of `getattr(tf, "contrib")` and `importlib.import_module("tensorflow.contrib")`.
+        """
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            held = self._bound.get(ast.unparse(node)) if _is_plain(node) else None
+            if held is not None:
+                return source_names.canonical(".".join([held, *reversed(parts)]))
+            parts.append(node.attr)
+            node = node.value
+        if isinstance(node, ast.Name):
+            begun = self._bound.get(node.id)
+        elif isinstance(node, ast.Call):
+            begun = self._imported_by_call(node)
+        else:
+            begun = None
+        return None if begun is None else source_names.canonical(".".join([begun, *reversed(parts)]))
+
+    def _imported_by_call(self, call: ast.Call) -> str | None:
+        """Return the name that `getattr(module, "name")` or `import_module("name")` returns; None for other calls."""
+        function = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+        if function == "getattr" and len(call.args) == 2 and len(texts) == 1:
+            owner = self.dotted(call.args[0])
+            return f"{owner}.{texts[0]}" if owner is not None else None
+        if function == "import_module" and len(texts) == 1 and str(texts[0]).partition(".")[0] in _ROOTS:
+            return str(texts[0])
+        return None
+
+    def _makes_dataset(self, value: ast.AST) -> bool:
+        """Report whether an expression is a tf.data.Dataset for sure."""
+        while isinstance(value, ast.Call):
+            name = self.dotted(value.func) or ""
+            if name:
+                public = name.replace(f"{source_names.V1}.", "tensorflow.").replace(".contrib.", ".")
+                is_class = public.startswith("tensorflow.data.") and public.endswith("Dataset")
+                return is_class or public.startswith("tensorflow.data.Dataset.")
+            if not isinstance(value.func, ast.Attribute):
+                return False
+            method = value.func.attr
+            if method in _NO_DATASETS or method.startswith(("make_", "as_", "_")):
+                return False
+            value = value.func.value
+        return isinstance(value, ast.Name | ast.Attribute) and ast.unparse(value) in self._datasets
 
     def _makes_estimator(self, value: ast.AST) -> bool:
         name = self.dotted(value.func) if isinstance(value, ast.Call) else None
@@ -165,6 +267,8 @@ class _Uses(source_names.Uses):
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
         """Report whether this method call is a finding. In a hook, `session.run` is one only if it has a feed_dict."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
+            return True
+        if function.attr == "map" and ARGUMENTS_OF_CONTRIB & {*keywords}:
             return True
         if function.attr in _ASSIGNMENTS:
             return self._place == MODEL_FN
@@ -226,6 +330,11 @@ def _makes_a_graph_default(context: ast.AST, sessions: Collection[str] = ()) -> 
     call = context.func if isinstance(context, ast.Call) else None
     is_one = isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")
     return is_one and isinstance(call, ast.Attribute) and ast.unparse(call.value) not in sessions
+
+
+def _is_plain(node: ast.Attribute) -> bool:
+    """Report whether an expression is an attribute of a variable: `self.layers`."""
+    return isinstance(node.value, ast.Name)
 
 
 def _is_none(value: ast.AST) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from runner.classic.compat import install
@@ -54,5 +54,10 @@ def dimension(element: Any) -> Any:
     return types.SimpleNamespace(value=element) if element is None or type(element) is int else element
 
 
-def _operators() -> contextlib.AbstractContextManager[None]:
-    return tf_estimator.operators_of_tf1(dimensions=not install.called.isdisjoint(install.SHAPES))
+@contextlib.contextmanager
+def _operators() -> Iterator[None]:
+    from runner.classic.compat import graph_variables  # imports TensorFlow
+
+    has_dimensions = not install.called.isdisjoint(install.SHAPES)
+    with tf_estimator.operators_of_tf1(dimensions=has_dimensions), graph_variables.by_name():
+        yield

@@ -46,7 +46,7 @@ class Deep:
             x = layers.dense_features(features, self.feature_columns, scope=inputs)
         for number, size in enumerate(self.hidden_units):
             name = f"{scope}hiddenlayer_{number}"
-            x = layers.dense(x, size, scope=name, activation=activation)
+            x = layers.dense(x, int(size), scope=name, activation=activation)
             if self.dropout is not None and training:
                 x = tf.nn.dropout(x, rate=self.dropout)
             if self.batch_norm:
