@@ -119,7 +119,7 @@ class Estimator(engine.Estimator):
     @eagerly()
     def experimental_export_all_saved_models(
         self,
-        export_dir_base: str | os.PathLike[str],
+        export_dir_base: str | bytes | os.PathLike[str],
         input_receiver_fn_map: Mapping[str, Callable[[], Any]],
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,

@@ -118,7 +118,9 @@ def _pattern(entry: Any) -> str:
     if not isinstance(entry, str):
         name = getattr(entry, "name", None)
         if name is None:
-            raise ValueError(f"WarmStartSettings(vars_to_warm_start=[{entry!r}]): it is no variable and no name of one.")
+            raise ValueError(
+                f"WarmStartSettings(vars_to_warm_start=[{entry!r}]): it is no variable and no name of one."
+            )
         return re.escape(name.partition(":")[0])
     if entry.endswith(":0"):
         whole_name = entry.removesuffix(":0")

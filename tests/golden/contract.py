@@ -160,7 +160,7 @@ def own_optimizer(update: Callable[[Any, Any, Any, Any], Any], steps: int = 3, r
     """
     legacy = tensorflow.keras.optimizers.legacy
 
-    class Fading(legacy.Optimizer):
+    class Fading(legacy.Optimizer):  # type: ignore[name-defined]
         def __init__(self, name: str = "Fading") -> None:
             super().__init__(name)
             self._set_hyper("learning_rate", rate)

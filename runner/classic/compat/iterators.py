@@ -12,7 +12,7 @@ import ast
 import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from runner.classic.compat.installed_names import name_bound_by
 from runner.config.source_names import Uses
@@ -151,11 +151,12 @@ class _Values:
             name = name_bound_by(node)
             if name:
                 outer.stored[name] += 1
-        for target in node.targets if isinstance(node, ast.Assign) else ():
-            if isinstance(target, ast.Name):
-                self._assigned[target.id].append(node.value)
-            elif _is_of_self(target):
-                self._assigned[self._classes[node], target.attr].append(node.value)
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    self._assigned[target.id].append(node.value)
+                elif _is_of_self(target):
+                    self._assigned[self._classes[node], target.attr].append(node.value)
 
     def _functions_by_name(self) -> dict[str, ast.FunctionDef]:
         """Return the undecorated functions of the module, without methods, whose name is bound once."""
@@ -418,13 +419,15 @@ class _Values:
             return False
         if len(calls) != 1 or not isinstance(calls[0], ast.Call) or calls[0].func is not used[0]:
             return True
-        child, parent = calls[0], self._parents[calls[0]]
+        child: ast.AST = calls[0]
+        parent = self._parents[child]
         while not isinstance(parent, ast.Module):
             if isinstance(parent, _LOOPS) and not _is_source_of_loop(child, parent):
                 return True
             if isinstance(parent, _FUNCTIONS) and self._is_called_often(parent):
                 return True
-            child, parent = parent, self._parents[parent]
+            child = parent
+            parent = self._parents[child]
         return False
 
     def _exclude_each_other(self, nodes: Sequence[ast.AST], variable: object) -> bool:
@@ -470,7 +473,7 @@ def _same_as_builtins(nodes: Sequence[ast.AST]) -> set[str]:
     }
 
 
-def _is_of_self(node: ast.AST) -> bool:
+def _is_of_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
@@ -499,7 +502,7 @@ def _is_source_of_loop(child: ast.AST, loop: ast.AST) -> bool:
 def _arguments_of_estimators(call: ast.Call, name: str) -> Iterator[tuple[ast.expr, frozenset[str]]]:
     """Yield (argument that must be a list, refused kinds) of a call of a class of tf.estimator, or of read_csv."""
     for keyword in call.keywords:
-        if keyword.arg in _LIST_KEYWORDS:
+        if keyword.arg is not None and keyword.arg in _LIST_KEYWORDS:
             yield keyword.value, _LIST_KEYWORDS[keyword.arg]
     is_premade = name.endswith(_PREMADE) and not name.endswith(".Estimator")
     for argument in call.args if is_premade else ():

@@ -232,7 +232,7 @@ class _Uses(source_names.Uses):
         texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         if function == "getattr" and len(call.args) == 2 and len(texts) == 1:
             owner = self.dotted(call.args[0])
-            return f"{owner}.{texts[0]}" if owner is not None else None
+            return f"{owner}.{texts[0]!s}" if owner is not None else None
         if function == "import_module" and len(texts) == 1 and str(texts[0]).partition(".")[0] in _ROOTS:
             return str(texts[0])
         return None
