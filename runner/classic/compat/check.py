@@ -10,13 +10,14 @@ import collections
 import contextlib
 import dataclasses
 import json
+import operator
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.classic.compat import estimator_paths, names, packages, python2, removed_names
-from runner.classic.compat.differences import CHANGED, REMOVED, RULES, UNSUPPORTED, WITHOUT_FIX, WRITES
+from runner.classic.compat.differences import CHANGED, REMOVED, RULES, UNSUPPORTED, WITHOUT_FIX, WRITES, Rule
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.old_modules import space_of, text_of
 from runner.classic.compat.source import ARGUMENTS_OF_CONTRIB, Use, uses
@@ -64,14 +65,10 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     """
     findings: dict[tuple[int, str, str], Finding] = {}
     tree = ast.parse(text, file)
-    elsewhere, conditions = _for_other_versions(tree), _conditions(tree)
-    before = [one for one in sorted(_before_tensorflow(tree, Path(file))) if one[0] not in elsewhere]
-    for line, column, name, reason in before:
-        lines = [other[0] for other in before if other[2] == name and other[0] not in conditions]
-        if line in conditions or line == lines[0]:  # the rest are of the same kind
-            more = f" (also in line{'s' * (len(lines) > 2)} {', '.join(map(str, lines[1:]))})" if lines[1:] else ""
-            shown = reason if line in conditions else reason + more
-            findings[line, name, reason] = Finding(file, line, column, UNSUPPORTED, name, shown)
+    elsewhere = _for_other_versions(tree)
+    conditions = _conditions(tree)
+    for finding in _before_uses(tree, file, elsewhere, conditions):
+        findings[finding.line, finding.name, finding.text] = finding
     for line, column, name, reason in removed_names.gone_later(tree):
         findings.setdefault((line, name, reason), Finding(file, line, column, CHANGED, name, reason))
     sign = signs(tree, installed)
@@ -79,10 +76,42 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         use = sign.of_1
         findings[0, "", ""] = Finding(file, use.line, use.column, CHANGED, use.said, _OF_1)
         as_version_1(tree)
+    for finding in _of_uses(tree, file, installed, elsewhere):
+        findings.setdefault((finding.line, finding.name, finding.text), finding)
+    return [_under_condition(finding, conditions) for finding in findings.values()]
+
+
+def _before_uses(
+    tree: ast.AST, file: str, elsewhere: Collection[int], conditions: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Yield a finding for each problem other than a TensorFlow name: the first of a kind, which names the other lines,
+    and each under a condition.
+    """
+    problems = [problem for problem in sorted(_before_tensorflow(tree, Path(file))) if problem[0] not in elsewhere]
+    lines_of: dict[str, list[int]] = collections.defaultdict(list)
+    for line, _, name, _ in problems:
+        if line not in conditions:
+            lines_of[name].append(line)
+    for line, column, name, reason in problems:
+        if line in conditions:
+            yield Finding(file, line, column, UNSUPPORTED, name, reason)
+            continue
+        first, *others = lines_of[name]
+        if line != first:
+            continue
+        if others:
+            plural = "s" if len(others) > 1 else ""
+            reason += f" (also in line{plural} {', '.join(map(str, others))})"
+        yield Finding(file, line, column, UNSUPPORTED, name, reason)
+
+
+def _of_uses(tree: ast.AST, file: str, installed: Installed, elsewhere: Collection[int]) -> Iterator[Finding]:
+    """Yield the findings about each use of a name of TensorFlow."""
     used = uses(tree)
     imports = {_place(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
     has_datasets_of_1 = any(use.name.startswith(f"{V1}.") for use in used)
-    has_store = any(str(getattr(node, "value", "")).startswith(("s3://", "gs://", "az://")) for node in ast.walk(tree))
+    texts = [str(getattr(node, "value", "")) for node in ast.walk(tree)]
+    has_store = any(text.startswith(("s3://", "gs://", "az://")) for text in texts)
     for use in used:
         judged = _judged(use, installed)
         if has_store and ".gfile." in use.name:
@@ -90,19 +119,29 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         if use.name == ".make_one_shot_iterator" and not has_datasets_of_1:
             judged = [(UNSUPPORTED, _NO_ITERATOR, use.said)]
         for verdict, reason, name in judged:
-            if verdict == UNSUPPORTED and use.line in elsewhere:
-                verdict, reason = CHANGED, f"{reason}; the code around it supports several versions"
-            elif verdict == UNSUPPORTED and (use.line, use.column) in imports and _is_refused_late(use):
-                verdict, reason = CHANGED, f"only its use raises an error, not this import: {reason}"
-            elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
-                reason = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
-            findings.setdefault((use.line, name, reason), Finding(file, use.line, use.column, verdict, name, reason))
-    return [
-        dataclasses.replace(one, verdict=CHANGED, text=f"only if {conditions[one.line]}: {one.text}")
-        if one.verdict == UNSUPPORTED and one.line in conditions
-        else one
-        for one in findings.values()
-    ]
+            if verdict == UNSUPPORTED:
+                is_import = (use.line, use.column) in imports
+                verdict, reason = _unsupported(use, reason, Path(file), elsewhere, is_import=is_import)
+            yield Finding(file, use.line, use.column, verdict, name, reason)
+
+
+def _unsupported(use: Use, reason: str, file: Path, elsewhere: Collection[int], *, is_import: bool) -> tuple[str, str]:
+    """Return (verdict, text) of a name that is not there, by the code around its use."""
+    if use.line in elsewhere:
+        return CHANGED, f"{reason}; the code around it supports several versions"
+    if is_import and _is_refused_late(use):
+        return CHANGED, f"only its use raises an error, not this import: {reason}"
+    own = packages.of_the_users_own(use.name, file)
+    if own is not None:
+        return UNSUPPORTED, f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
+    return UNSUPPORTED, reason
+
+
+def _under_condition(finding: Finding, conditions: Mapping[int, str]) -> Finding:
+    """Return a finding that stops the program only if its line is reached as one that says so."""
+    if finding.verdict != UNSUPPORTED or finding.line not in conditions:
+        return finding
+    return dataclasses.replace(finding, verdict=CHANGED, text=f"only if {conditions[finding.line]}: {finding.text}")
 
 
 def _place(node: ast.stmt) -> tuple[int, int]:
@@ -121,7 +160,9 @@ def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[python2.Found]:
             found.add((line, column, name))
             yield line, column, name, reason
     own = packages.in_place_of_tensorflow(file)
-    for node in ast.walk(tree) if own is not None else ():
+    if own is None:
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and "tensorflow" in ast.unparse(node):
             yield *_place(node), "tensorflow", f"Python imports your {own} instead of TensorFlow: rename it"
 
@@ -137,26 +178,30 @@ def _conditions(tree: ast.AST) -> dict[int, str]:
     for node in ast.walk(tree):  # outer conditions first, so that the innermost one is named
         if not isinstance(node, ast.If) or {"mode", "ModeKeys", "__name__"} & _named(node.test) or _asks(node.test):
             continue
-        test, is_not = node.test, isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
-        flag = test.operand if isinstance(test, ast.UnaryOp) and is_not else test
+        flag = node.test
+        is_not = isinstance(flag, ast.UnaryOp) and isinstance(flag.op, ast.Not)
+        if isinstance(flag, ast.UnaryOp) and is_not:
+            flag = flag.operand
         default = defaults.get(getattr(flag, "attr", ""))
-        shown = textwrap.shorten(ast.unparse(test), 60, placeholder="...")
+        shown = textwrap.shorten(ast.unparse(node.test), 60, placeholder="...")
         for body, is_met, text in ((node.body, not is_not, shown), (node.orelse, is_not, f"not ({shown})")):
             if body and default is not is_met:
-                found.update(dict.fromkeys(range(body[0].lineno, (body[-1].end_lineno or 0) + 1), text))
+                lines = range(body[0].lineno, (body[-1].end_lineno or 0) + 1)
+                found.update(dict.fromkeys(lines, text))
     return found
 
 
 def _defaults_of_flags(tree: ast.AST) -> dict[str, bool]:
     """Return whether the default value of each flag of `DEFINE_...("name", value, help)` is true."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1)
-    return {
-        str(call.args[0].value): bool(call.args[1].value)
-        for call in calls
-        if ast.unparse(call.func).rpartition(".")[2].startswith("DEFINE_")
-        and isinstance(call.args[0], ast.Constant)
-        and isinstance(call.args[1], ast.Constant)
-    }
+    defaults: dict[str, bool] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
+            continue
+        name, default = node.args[:2]
+        defines = ast.unparse(node.func).rpartition(".")[2].startswith("DEFINE_")
+        if defines and isinstance(name, ast.Constant) and isinstance(default, ast.Constant):
+            defaults[str(name.value)] = bool(default.value)
+    return defaults
 
 
 _VERSIONS = frozenset({"__version__", "VERSION", "hasattr", "version_info", "PY2", "PY3"})
@@ -172,14 +217,18 @@ def _for_other_versions(tree: ast.AST) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp):
-            is_one = _asks(node.test)
+            handles = _asks(node.test)
         elif isinstance(node, ast.Try):
-            is_one = any(one.type is None or _MISSING & _named(one.type) for one in node.handlers)
+            handles = any(_handles_missing(handler) for handler in node.handlers)
         else:
             continue
-        if is_one:
+        if handles:
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
+
+
+def _handles_missing(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or bool(_MISSING & _named(handler.type))
 
 
 def _asks(test: ast.expr) -> bool:
@@ -188,7 +237,7 @@ def _asks(test: ast.expr) -> bool:
 
 def _named(tree: ast.AST) -> set[str]:
     """Return the last part of each dotted name in `tree`: `__version__` for `tf.__version__`."""
-    return {str(getattr(one, "attr", getattr(one, "id", ""))) for one in ast.walk(tree)}
+    return {str(getattr(node, "attr", getattr(node, "id", ""))) for node in ast.walk(tree)}
 
 
 def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
@@ -200,7 +249,10 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
     if missing is not None:
         return [(UNSUPPORTED, missing, use.said)]
     findings = list(_differences(use))
-    return findings if findings or use.name.startswith(".") else [(UNCHANGED, "", use.said)]
+    is_method = use.name.startswith(".")
+    if not findings and not is_method:
+        return [(UNCHANGED, "", use.said)]
+    return findings
 
 
 def _missing_in_dataset(use: Use, installed: Installed) -> str | None:
@@ -214,7 +266,9 @@ def _missing_in_dataset(use: Use, installed: Installed) -> str | None:
     if method not in methods:
         return f"a tf.data.Dataset of TensorFlow {VERSION} has no such method.{did_you_mean(method, [*methods])}"
     taken = methods[method]
-    unknown = [] if taken is None else sorted({*use.keywords} - taken)
+    if taken is None:
+        return None
+    unknown = sorted({*use.keywords} - taken)
     return f"a tf.data.Dataset's {method} has no argument {unknown[0]!r}" if unknown else None
 
 
@@ -227,17 +281,24 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
         only = _IN_MODEL_FN if use.name.startswith("tensorflow.python.keras.") else ""
         yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it{only}", use.said
     for rule in RULES:
-        skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
-        if rule.argument and use.keywords.get(rule.argument) is not False:  # not given, or None
-            continue
-        if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
-            yield rule.verdict, rule.text, f"{use.said}({rule.argument}=)" if rule.argument else use.said
+        if _applies(rule, use):
+            shown = f"{use.said}({rule.argument}=)" if rule.argument else use.said
+            yield rule.verdict, rule.text, shown
     if use.is_base and use.api_name.endswith(".SessionRunHook"):
         yield CHANGED, _OWN_HOOK, use.said
     if use.is_base and use.api_name.endswith("train.Optimizer"):
         yield CHANGED, f"an optimizer with updates of its own: {WRITES}", use.said
     if use.is_base and use.api_name.endswith(".CheckpointSaverHook"):
         yield UNSUPPORTED, _OWN_SAVER, use.said
+
+
+def _applies(rule: Rule, use: Use) -> bool:
+    """Report whether a rule says something about a use."""
+    if rule.argument and use.keywords.get(rule.argument) is not False:  # not given, or None
+        return False
+    if rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments):
+        return False
+    return rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))
 
 
 _OF_CONTRIB_MAP = (
@@ -277,7 +338,10 @@ def _gives(use: Use, argument: str, num_arguments: int) -> bool:
     """Report whether a rule with `without=argument` skips `use`, because it passes this argument, by name or as the
     `num_arguments`-th one by position, or because it is not a call.
     """
-    return bool(argument) and (argument in use.keywords or not 0 <= use.num_arguments < num_arguments)
+    if not argument:
+        return False
+    has_fewer = 0 <= use.num_arguments < num_arguments
+    return argument in use.keywords or not has_fewer
 
 
 def _gone(use: Use, installed: Installed) -> str | None:
@@ -291,23 +355,41 @@ def _gone(use: Use, installed: Installed) -> str | None:
         return None
     part, _, of_contrib = name.removeprefix(f"{V1}.").removeprefix("tensorflow.").partition(".")
     if part == "contrib":
-        return None if contrib.SPACE.serves(of_contrib) else contrib.instead_of(contrib.public(of_contrib))
+        is_served = contrib.SPACE.serves(of_contrib)
+        return None if is_served else contrib.instead_of(contrib.public(of_contrib))
     if use.is_private:
-        instead = "use tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "use the public name"
-        exists = installed.has_private(name) or not installed.is_there
-        instead = text_of(REMOVED, rest) or instead
-        return None if exists else f"a private name that TensorFlow {VERSION} does not have: {instead}"
+        return _gone_private(name, rest, installed)
     estimator = _of_estimator(name)
     if estimator is not None:
         return estimator or None
     if not installed.is_there or installed.has(name):
         return None
+    hint = _hint_about(use, rest, installed)
+    if not hint:
+        return f"TensorFlow {VERSION} has no such name"
+    return f"TensorFlow {VERSION} has no such name: {hint}"
+
+
+def _gone_private(name: str, rest: str, installed: Installed) -> str | None:
+    if installed.has_private(name) or not installed.is_there:
+        return None
+    instead = text_of(REMOVED, rest)
+    if not instead:
+        is_of_keras = "keras" in name or "estimator" in name
+        instead = "use tf.keras or tf.estimator" if is_of_keras else "use the public name"
+    return f"a private name that TensorFlow {VERSION} does not have: {instead}"
+
+
+def _hint_about(use: Use, rest: str, installed: Installed) -> str:
+    """Return what to use in place of a public name that TensorFlow does not have; "": not known."""
     hint = text_of(REMOVED, use.api_name)
-    if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
-        hint = f"use tf.compat.v1.{rest}, or `import tensorflow.compat.v1 as tf` for all names of TensorFlow 1"
-    if not hint and installed.lacks_keras_2(f"{V1}.{use.api_name}"):
-        hint = f"it is in Keras 2, the package tf_keras: {legacy_keras.installation()}"
-    return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
+    if hint:
+        return hint
+    if not use.name.startswith(V1) and installed.has(f"{V1}.{rest}"):
+        return f"use tf.compat.v1.{rest}, or `import tensorflow.compat.v1 as tf` for all names of TensorFlow 1"
+    if installed.lacks_keras_2(f"{V1}.{use.api_name}"):
+        return f"it is in Keras 2, the package tf_keras: {legacy_keras.installation()}"
+    return ""
 
 
 def _is_refused_late(use: Use) -> bool:
@@ -339,35 +421,40 @@ def report(findings: Sequence[Finding]) -> str:
     """
     works: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
     lines: list[tuple[str, int, str]] = []
-    for one in findings:
-        if one.verdict == UNCHANGED:
-            works[one.file, one.line].append(one.name)
+    for finding in findings:
+        if finding.verdict == UNCHANGED:
+            works[finding.file, finding.line].append(finding.name)
         else:
-            lines.append((one.file, one.line, f"{one.verdict}: {one.name}: {one.text}"))
-    lines += [(file, line, f"{UNCHANGED}: {', '.join(used)}") for (file, line), used in works.items()]
-    return "".join(f"{file}:{line}: {text}\n" for file, line, text in sorted(lines, key=lambda each: each[:2]))
+            lines.append((finding.file, finding.line, f"{finding.verdict}: {finding.name}: {finding.text}"))
+    for (file, line), used in works.items():
+        lines.append((file, line, f"{UNCHANGED}: {', '.join(used)}"))
+    lines.sort(key=operator.itemgetter(0, 1))
+    return "".join(f"{file}:{line}: {text}\n" for file, line, text in lines)
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """Return one line about a program: whether it runs here, and the number of findings of each verdict."""
-    counts = collections.Counter(one.verdict for one in findings)
+    counts = collections.Counter(finding.verdict for finding in findings)
     if not findings:
         return "no use of TensorFlow"
-    stops = [one for one in findings if one.verdict == UNSUPPORTED]
-    lasting = next((one for one in stops if one.text.endswith(WITHOUT_FIX)), None)
+    stops = [finding for finding in findings if finding.verdict == UNSUPPORTED]
+    lasting = next((finding for finding in stops if finding.text.endswith(WITHOUT_FIX)), None)
     if lasting is not None:
         verdict = f"cannot run here, for {lasting.name} in {lasting.file}, line {lasting.line}: {lasting.text}"
     elif stops:
         verdict = "runs after the changes that the unsupported lines name"
     else:
-        branches = sum(one.text.startswith("only if ") for one in findings)
-        verdict = f"runs{f', unless it comes to one of the {branches} uses marked `only if`' if branches else ''}"
+        verdict = "runs"
+        branches = sum(finding.text.startswith("only if ") for finding in findings)
+        if branches:
+            verdict += f", unless it comes to one of the {branches} uses marked `only if`"
     return f"{verdict} ({counts[UNCHANGED]} unchanged, {counts[CHANGED]} changed, {counts[UNSUPPORTED]} unsupported)"
 
 
 def _sources(path: Path) -> Iterator[Path]:
     """Yield the source files of a program: a folder's, or a file and the files beside it that it imports."""
-    waiting, read = sorted(path.rglob("*.py")) if path.is_dir() else [path], set[Path]()
+    waiting = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    read = set[Path]()
     while waiting:
         file = waiting.pop(0)
         if file.resolve() in read:
@@ -388,7 +475,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("paths", nargs="+", type=Path, help="files (with what they import), or folders of .py files")
     parser.add_argument("--json", action="store_true", help="print a list of objects, one per finding")
     options = parser.parse_args(arguments)
-    installed, findings, unread = Installed(), list[Finding](), list[Path]()
+    installed = Installed()
+    findings = list[Finding]()
+    unread = list[Path]()
     for path in options.paths:
         of_program = list[Finding]()
         for file in _sources(path):
@@ -406,5 +495,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{report(of_program)}{path}: {said}")
         findings += of_program
     if options.json:
-        print(json.dumps([dataclasses.asdict(one) for one in findings], indent=1))
-    return 2 if unread else int(any(one.verdict == UNSUPPORTED for one in findings))
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+    if unread:
+        return 2
+    return int(any(finding.verdict == UNSUPPORTED for finding in findings))

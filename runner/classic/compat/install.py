@@ -110,7 +110,7 @@ def _put_on_tensorflow(tf: Any) -> None:
     tf_estimator.state_without_a_graph(tf.compat.v1.train.Optimizer)
     # The root logger's handlers, such as absl's since `app.run`, show TensorFlow's lines, too: its own then shows none.
     for handler in tf.get_logger().handlers:
-        handler.addFilter(lambda record: all(isinstance(one, logging.FileHandler) for one in logging.root.handlers))
+        handler.addFilter(lambda record: all(isinstance(other, logging.FileHandler) for other in logging.root.handlers))
     for name in list(sys.modules):
         if match := _VERSIONS.fullmatch(name):
             version: Any = sys.modules[name]

@@ -14,7 +14,8 @@ from runner.classic.compat.old_modules import nearest
 from runner.config.source_names import V1, canonical
 
 _LEGACY = "tf_keras/api/_v1/keras/__internal__/legacy"
-_KERAS_2, _KERAS_3 = "tf_keras/api/_v2/keras", "keras/_tf_keras/keras"
+_KERAS_2 = "tf_keras/api/_v2/keras"
+_KERAS_3 = "keras/_tf_keras/keras"
 
 # Module of TensorFlow 2.21 -> folder of the other package that TensorFlow loads it from; the longest prefix counts.
 # `import runner.classic` makes TensorFlow load Keras 2 if tf_keras is installed.
@@ -39,8 +40,8 @@ class Installed:
 
     def __init__(self) -> None:
         # importlib could find a folder `tensorflow` of the user instead.
-        roots = (Path(one) for one in sys.path if (Path(one) / "tensorflow" / "_api").is_dir())
-        root = next(roots, None)
+        roots = [Path(folder) for folder in sys.path]
+        root = next((folder for folder in roots if (folder / "tensorflow" / "_api").is_dir()), None)
         self.is_there = root is not None
         self._root = root or Path(os.devnull)  # a folder without files
 
@@ -51,7 +52,8 @@ class Installed:
         """
         parts = canonical(name).split(".")
         for end in range(2, len(parts) + 1):
-            module, last = ".".join(parts[: end - 1]), parts[end - 1]
+            module = ".".join(parts[: end - 1])
+            last = parts[end - 1]
             if last in OF_EVERY_MODULE:
                 return True
             if last not in self._names(module):
@@ -62,8 +64,10 @@ class Installed:
 
     def lacks_keras_2(self, name: str) -> bool:
         """Report whether the dotted name is one that TensorFlow loads from tf_keras, which is not installed."""
-        keras_2 = (module for module, folder in _ELSEWHERE.items() if folder.startswith("tf_keras"))
-        return not (self._root / "tf_keras").exists() and name.startswith(tuple(f"{one}." for one in keras_2))
+        if (self._root / "tf_keras").exists():
+            return False
+        of_keras_2 = [f"{module}." for module, folder in _ELSEWHERE.items() if folder.startswith("tf_keras")]
+        return name.startswith(tuple(of_keras_2))
 
     def is_module(self, name: str) -> bool:
         return bool(self._files(name))
@@ -73,10 +77,14 @@ class Installed:
 
         Attributes of an object (`rewriter_config_pb2.RewriterConfig.OFF`) are not checked.
         """
-        path, source = self._root, Path(os.devnull)
+        path = self._root
+        source = Path(os.devnull)
         for part in name.split("."):
-            path, package = path / part, source
-            source = next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.exists()), path)
+            path = path / part
+            package = source
+            source = path / "__init__.py"
+            if not source.exists():
+                source = path.with_suffix(".py")
             if not source.exists():  # neither a module nor a package
                 is_compiled = path.with_suffix(".so").exists() and part == name.rpartition(".")[2]
                 return is_compiled or self._defines(package, part)
@@ -87,7 +95,9 @@ class Installed:
         """Return method of tf.data.Dataset -> its arguments; None instead of these: it takes any keyword."""
         source = self._root / "tensorflow/python/data/ops/dataset_ops.py"
         found: dict[str, frozenset[str] | None] = {}
-        for node in ast.parse(source.read_text()).body if source.exists() else ():
+        if not source.exists():
+            return found
+        for node in ast.parse(source.read_text()).body:
             if not isinstance(node, ast.ClassDef) or node.name not in ("DatasetV1", "DatasetV2"):
                 continue
             for method in node.body:
@@ -103,12 +113,15 @@ class Installed:
         """Report whether the module with the file `source` defines `name`, or gets it by `from ... import *`."""
         if not source.is_file():
             return False
-        return name in defined_in(source) or any(self.has_private(f"{one}.{name}") for one in _starred(source))
+        if name in defined_in(source):
+            return True
+        return any(self.has_private(f"{module}.{name}") for module in _starred(source))
 
     def _files(self, name: str) -> list[Path]:
         own = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
         folders = ["tensorflow" if name == "tensorflow" else own]
-        if module := nearest(_ELSEWHERE, name):
+        module = nearest(_ELSEWHERE, name)
+        if module:
             there = _ELSEWHERE[module] + name.removeprefix(module).replace(".", "/")
             has_keras_2 = (self._root / "tf_keras").exists()
             folders.append(there if has_keras_2 else there.replace(_KERAS_2, _KERAS_3))
@@ -119,10 +132,14 @@ class Installed:
     def _names(self, module: str) -> frozenset[str]:
         found: set[str] = set().union(*(defined_in(path) for path in self._files(module)))
         parent, _, last = module.rpartition(".")
-        for path in self._files(parent) if parent else ():  # the parent module sets tf.app.flags
-            found |= set(re.findall(rf"^_current_module\.{last}\.(\w+) = ", path.read_text(), re.MULTILINE))
-        children = (name.removeprefix(f"{module}.") for name in _ELSEWHERE if name.startswith(f"{module}."))
-        return frozenset(found | {name for name in children if "." not in name})
+        if parent:
+            for path in self._files(parent):  # the parent module sets tf.app.flags
+                found |= set(re.findall(rf"^_current_module\.{last}\.(\w+) = ", path.read_text(), re.MULTILINE))
+        for name in _ELSEWHERE:
+            above, _, child = name.rpartition(".")
+            if above == module:
+                found.add(child)
+        return frozenset(found)
 
 
 @functools.cache
@@ -182,6 +199,8 @@ def _messages(tree: ast.Module) -> set[str]:
         called = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
         if isinstance(node, ast.Call) and called == "AddSerializedFile" and isinstance(node.args[0], ast.Constant):
             file = descriptor_pb2.FileDescriptorProto.FromString(node.args[0].value)
-            found |= {one.name for one in (*file.message_type, *file.enum_type, *file.service, *file.extension)}
-            found |= {value.name for enum in file.enum_type for value in enum.value}
+            declared = (*file.message_type, *file.enum_type, *file.service, *file.extension)
+            found |= {declaration.name for declaration in declared}
+            for enum in file.enum_type:
+                found |= {value.name for value in enum.value}
     return found

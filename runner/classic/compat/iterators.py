@@ -20,7 +20,9 @@ from runner.config.source_names import Uses
 Found = tuple[ast.expr, str, str]
 """(expression, name of what made the value such as `map` or `.keys`, text of the finding)."""
 
-ITERATOR, VIEW, RANGE = "an iterator", "a view", "a range"
+ITERATOR = "an iterator"
+VIEW = "a view"
+RANGE = "a range"
 _ALL = frozenset({ITERATOR, VIEW, RANGE})
 _NO_RANGES = _ALL - {RANGE}
 _ITERATORS = frozenset({ITERATOR})
@@ -379,7 +381,8 @@ class _Values:
         assert isinstance(variable, tuple)
         home, name = variable
         around = self._around_assignment(home, name)  # where it is made, it is made anew
-        child, parent = node, self._parents[node]
+        child = node
+        parent = self._parents[node]
         while parent is not home:
             is_condition = isinstance(parent, ast.comprehension) and child in parent.ifs
             is_loop = isinstance(parent, _LOOPS) and not _is_source_of_loop(child, parent)
@@ -392,7 +395,8 @@ class _Values:
                 return True
             if parent not in self._parents:
                 return False
-            child, parent = parent, self._parents[parent]
+            child = parent
+            parent = self._parents[parent]
         return False
 
     def _around_assignment(self, home: ast.AST, name: str) -> set[ast.AST]:
@@ -444,13 +448,15 @@ class _Values:
     def _branches(self, node: ast.AST) -> dict[ast.AST, str]:
         """Return the `if` statements around a node, each with the branch that it is in."""
         found: dict[ast.AST, str] = {}
-        child, parent = node, self._parents.get(node)
+        child = node
+        parent = self._parents.get(node)
         while parent is not None:
             if isinstance(parent, ast.If):
                 found[parent] = "body" if child in parent.body else "orelse"
             elif isinstance(parent, ast.IfExp):
                 found[parent] = "body" if child is parent.body else "orelse"
-            child, parent = parent, self._parents.get(parent)
+            child = parent
+            parent = self._parents.get(parent)
         return found
 
 

@@ -138,7 +138,7 @@ def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, st
     if "cmp" in {keyword.arg for keyword in node.keywords} and ast.unparse(function).endswith(("sorted", ".sort")):
         yield node, "cmp", _NO_CMP
     if isinstance(function, ast.Name) and function.id == "range":
-        if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div) for one in node.args):
+        if any(isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Div) for argument in node.args):
             yield node, "range", "in Python 3, / gives a float, which range does not accept: write //"
 
 

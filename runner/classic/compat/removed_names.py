@@ -142,12 +142,7 @@ def gone(tree: ast.AST) -> Iterator[Found]:
         else:
             missing = _missing_in_library(name)
             if missing:
-                yield (
-                    line,
-                    column,
-                    missing,
-                    f"Python {python} has no {missing}{_instead(missing)}",
-                )
+                yield line, column, missing, f"Python {python} has no {missing}{_instead(missing)}"
     for line, column, method, version, instead in _methods(tree):
         if sys.version_info >= version:
             yield line, column, f".{method}", f"since Python {_shown(version)} there is no {method}: write {instead}"
@@ -180,7 +175,8 @@ def _instead(name: str) -> str:
         types = dict(pair.split("=") for pair in _TYPES.split())
         return f": write {types[last]}" if last in types else ""
     if module == "collections":
-        return f": write collections.abc.{last}" if hasattr(importlib.import_module("collections.abc"), last) else ""
+        is_abstract = hasattr(importlib.import_module("collections.abc"), last)
+        return f": write collections.abc.{last}" if is_abstract else ""
     return _hint(_INSTEAD, name)
 
 
@@ -195,9 +191,11 @@ def _hint(table: Mapping[str, str], name: str) -> str:
 
 def _used(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
     """Yield (line, column, full name) of each use of the standard library and of the packages that are looked into."""
-    roots = {name.partition(".")[0] for node in ast.walk(tree) for name in _imported(node)}
+    roots: set[str] = set()
+    for node in ast.walk(tree):
+        roots.update(name.partition(".")[0] for name in _imported(node))
     library = {root for root in roots if root in sys.stdlib_module_names} - _NEVER_IMPORTED
-    of_later = {name for names in _REMOVED_IN.values() for name in names.split()}
+    of_later = set(" ".join(_REMOVED_IN.values()).split())
     rebound = {name_bound_by(node) for node in ast.walk(tree) if not isinstance(node, ast.alias)}
     walk = _Library(*library, *(roots & {*_PACKAGES, *of_later}), rebound=frozenset(rebound))
     walk.visit(tree)
@@ -244,7 +242,9 @@ class _Library(Uses):
 def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module]
+    return []
 
 
 def _is_set(node: ast.Attribute) -> bool:
@@ -271,8 +271,10 @@ def _missing_in_library(name: str) -> str:
     """
     parts = name.split(".")
     module = _module(parts[0])
-    if module is None or name in _SET_LATER:
-        return parts[0] if module is None else ""
+    if module is None:
+        return parts[0]
+    if name in _SET_LATER:
+        return ""
     for end in range(1, len(parts)):
         here = ".".join(parts[: end + 1])
         if hasattr(module, parts[end]):
@@ -280,7 +282,9 @@ def _missing_in_library(name: str) -> str:
             if not isinstance(value, type(ast)):
                 return ""
             module = value
-        elif not hasattr(module, "__path__") or (module := _module(here)) is None:
+            continue
+        module = _module(here) if hasattr(module, "__path__") else None
+        if module is None:
             return here
     return ""
 
@@ -305,16 +309,33 @@ def _missing_in_package(name: str) -> str:
         return ""
     source = Path(spec.origin)
     for end in range(1, len(parts)):
-        defined = defined_in(source)
-        if "*" in defined or parts[end] in defined or parts[end] in OF_EVERY_MODULE:
+        part = parts[end]
+        if _may_define(source, part, package=parts[0]):
             return ""
-        if parts[0] == "pandas" and "__getattr__" in defined and f'"{parts[end]}"' in source.read_text():
-            return ""
-        below = source.parent / parts[end]
-        sources = [below / "__init__.py", below.with_suffix(".py")] if source.name == "__init__.py" else []
-        found = next((path for path in sources if path.exists()), None)
+        found = _source_in(source, part)
         if found is None:
-            is_compiled = source.name == "__init__.py" and any(source.parent.glob(f"{parts[end]}.*"))
-            return "" if is_compiled or parts[end].startswith("__") else ".".join(parts[: end + 1])
+            is_compiled = source.name == "__init__.py" and any(source.parent.glob(f"{part}.*"))
+            cannot_be_told = is_compiled or part.startswith("__")
+            return "" if cannot_be_told else ".".join(parts[: end + 1])
         source = found
     return ""
+
+
+def _may_define(source: Path, name: str, *, package: str) -> bool:
+    """Report whether a module has a name, as far as its file tells."""
+    defined = defined_in(source)
+    if "*" in defined or name in defined or name in OF_EVERY_MODULE:
+        return True
+    # Its `__getattr__` has the names in quotes.
+    return package == "pandas" and "__getattr__" in defined and f'"{name}"' in source.read_text()
+
+
+def _source_in(source: Path, name: str) -> Path | None:
+    """Return the file of the module `name` in the package whose file is `source`; None: there is none."""
+    if source.name != "__init__.py":
+        return None
+    below = source.parent / name
+    for path in (below / "__init__.py", below.with_suffix(".py")):
+        if path.exists():
+            return path
+    return None

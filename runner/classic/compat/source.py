@@ -12,7 +12,11 @@ from runner.config import source_names
 
 _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 
-MODEL_FN, INPUT_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "input_fn", "hook", "script", "elsewhere"
+MODEL_FN = "model_fn"
+INPUT_FN = "input_fn"
+HOOK = "hook"
+SCRIPT = "script"
+ELSEWHERE = "elsewhere"
 """The places where a name is used.
 
 MODEL_FN: a function named so, or with arguments `features` and `mode`. INPUT_FN: a function named so, but not a
@@ -102,7 +106,7 @@ class _Uses(source_names.Uses):
     # --- scopes ----------------------------------------------------------------------------------------------------
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        arguments = {one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+        arguments = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         is_model_fn = {"features", "mode"} <= arguments or node.name.endswith("model_fn")
         self._functions.append(node.name)
         datasets = self._datasets
@@ -162,7 +166,7 @@ class _Uses(source_names.Uses):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = self.dotted(node.func)
-        keywords = {one.arg: _is_none(one.value) for one in node.keywords if one.arg}
+        keywords = {keyword.arg: _is_none(keyword.value) for keyword in node.keywords if keyword.arg}
         if name is not None:
             self.add(node.func, name, keywords=keywords, num_arguments=len(node.args))
         else:
@@ -261,7 +265,7 @@ class _Uses(source_names.Uses):
     def _makes_session(self, value: ast.AST) -> bool:
         """Report whether the expression makes a session without the argument `graph`."""
         name = self.dotted(value.func) if isinstance(value, ast.Call) else None
-        has_graph = isinstance(value, ast.Call) and any(one.arg == "graph" for one in value.keywords)
+        has_graph = isinstance(value, ast.Call) and any(keyword.arg == "graph" for keyword in value.keywords)
         return name is not None and name.endswith((".Session", ".InteractiveSession")) and not has_graph
 
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
