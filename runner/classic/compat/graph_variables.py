@@ -58,7 +58,7 @@ def _attributes() -> Iterator[None]:
     with all_replaced(
         *((eager, name, _attribute_of_handles(name, getattr(eager, name))) for name in ("op", "name", "graph")),
         (eager, "value_index", _attribute_of_handles("value_index", eager.value_index)),
-        (of_protos, "from_proto", staticmethod(from_proto)),
+        (of_protos, "from_proto", from_proto),  # no staticmethod: it is read from the class, and then compared
         (variable, "to_proto", lambda self, export_scope=None: _to_proto(self, export_scope, own_proto)),
     ):
         yield
