@@ -158,7 +158,11 @@ def own_optimizer(update: Callable[[Any, Any, Any, Any], Any], steps: int = 3, r
 
     Its `iterations` are the global step, and its update depends on them.
     """
-    legacy = tensorflow.keras.optimizers.legacy
+    try:
+        import tf_keras as keras  # on the runner, where tf.keras may be Keras 3 by now
+    except ImportError:
+        keras = tensorflow.keras
+    legacy = keras.optimizers.legacy
 
     class Fading(legacy.Optimizer):  # type: ignore[name-defined]
         def __init__(self, name: str = "Fading") -> None:

@@ -33,8 +33,10 @@ def by_name() -> Iterator[None]:
     handle with `op`, `name` and `graph`.
     """
     graph = v1.get_default_graph()
-    if getattr(graph, "building_function", False):
-        _find_variables_in(graph)
+    if not getattr(graph, "building_function", False):  # a graph of a session, as for an export, has them itself
+        yield
+        return
+    _find_variables_in(graph)
     with _attributes():
         yield
 
@@ -52,12 +54,18 @@ def _attributes() -> Iterator[None]:
     made_of_proto = of_protos.from_proto
 
     def from_proto(variable_def: Any, import_scope: str | None = None) -> Any:
-        found = None if tf.executing_eagerly() or import_scope else _variable_named(variable_def.variable_name[:-2])
-        return made_of_proto(variable_def, import_scope) if found is None else found
+        found = None
+        if not tf.executing_eagerly() and not import_scope:
+            found = _variable_named(variable_def.variable_name.removesuffix(":0"))
+        if found is not None:
+            return found
+        return made_of_proto(variable_def, import_scope)
 
+    of_handles = []
+    for name in ("op", "name", "graph", "value_index"):
+        of_handles.append((eager, name, _attribute_of_handles(name, getattr(eager, name))))
     with all_replaced(
-        *((eager, name, _attribute_of_handles(name, getattr(eager, name))) for name in ("op", "name", "graph")),
-        (eager, "value_index", _attribute_of_handles("value_index", eager.value_index)),
+        *of_handles,
         (of_protos, "from_proto", from_proto),  # no staticmethod: it is read from the class, and then compared
         (variable, "to_proto", lambda self, export_scope=None: _to_proto(self, export_scope, own_proto)),
     ):
@@ -102,9 +110,13 @@ def _tensor(graph: Any, name: str) -> Any:
     """
     variable = _variable_named(name.removesuffix(":0"))
     if variable is not None and name.endswith(":0"):
-        return variable.value() if _AS_REFERENCES & install.called else graph.capture(variable.handle)
+        if _AS_REFERENCES & install.called:
+            return variable.value()
+        return graph.capture(variable.handle)
     for end in (f"/{_READ}", "/read:0"):
-        variable = _variable_named(name.removesuffix(end)) if name.endswith(end) else None
+        if not name.endswith(end):
+            continue
+        variable = _variable_named(name.removesuffix(end))
         if variable is not None:
             return variable.value()
     return None
@@ -115,14 +127,18 @@ def _operation(graph: Any, name: str) -> Any:
     variable = _variable_named(name)
     if variable is not None:
         return variable.op
-    variable = _variable_named(name.removesuffix("/Assign")) if name.endswith("/Assign") else None
+    if not name.endswith("/Assign"):
+        return None
+    variable = _variable_named(name.removesuffix("/Assign"))
     return None if variable is None else variable.initializer
 
 
 def _variables() -> list[Any]:
     """Return the variables of the graph that is traced: those of this replica."""
-    found = [*v1.global_variables(), *v1.local_variables()]
-    return [copy for variable in found for copy in variables.copies_of(variable) if hasattr(copy, "op")]
+    found: list[Any] = []
+    for variable in (*v1.global_variables(), *v1.local_variables()):
+        found += [copy for copy in variables.copies_of(variable) if hasattr(copy, "op")]
+    return found
 
 
 def _variable_named(name: str) -> Any:
