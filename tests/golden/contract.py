@@ -153,16 +153,20 @@ def of_variable(read: Callable[[Any, Any], Any]) -> Any:
     return found[-1]
 
 
+def keras_2() -> Any:
+    try:
+        import tf_keras  # on the runner, where tf.keras may be Keras 3 by now
+    except ImportError:
+        return tensorflow.keras
+    return tf_keras
+
+
 def own_optimizer(update: Callable[[Any, Any, Any, Any], Any], steps: int = 3, rate: Any = 0.1) -> Any:
     """What is in the checkpoint of a model that an own subclass of Keras 2's optimizer trains: name -> numbers.
 
     Its `iterations` are the global step, and its update depends on them.
     """
-    try:
-        import tf_keras as keras  # on the runner, where tf.keras may be Keras 3 by now
-    except ImportError:
-        keras = tensorflow.keras
-    legacy = keras.optimizers.legacy
+    legacy = keras_2().optimizers.legacy
 
     class Fading(legacy.Optimizer):  # type: ignore[name-defined]
         def __init__(self, name: str = "Fading") -> None:
@@ -1460,7 +1464,7 @@ own_optimizer(lambda o, loss, variables, step: o.get_updates(loss, variables)[0]
 own_optimizer(lambda o, loss, variables, step: o.minimize(loss, variables)) => raises ValueError
 own_optimizer(lambda o, loss, variables, step: o.apply_gradients(zip(tf.gradients(loss, variables), variables))) => [{"Fading/learning_rate": 0.1, "Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[3.06, 3.06], [0.0, 0.0], [3.06, 3.06]], "Fading/w/largest": 10.0, "Fading/w/velocity": -16.3875, "global_step": 3.0, "table": [[0.779, 0.779], [1.0, 1.0], [0.779, 0.779]], "w": 0.22713}, 10.2851]
 own_optimizer(lambda o, loss, variables, step: o.apply_gradients(o.get_gradients(loss, variables) and zip(o.get_gradients(loss, variables), variables), name="update")) => [{"Fading/learning_rate": 0.1, "Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[3.06, 3.06], [0.0, 0.0], [3.06, 3.06]], "Fading/w/largest": 10.0, "Fading/w/velocity": -16.3875, "global_step": 3.0, "table": [[0.779, 0.779], [1.0, 1.0], [0.779, 0.779]], "w": 0.22713}, 10.2851]
-own_optimizer(lambda o, loss, variables, step: o.get_updates(loss, variables)[0], rate=tensorflow.keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)) => [{"Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[2.71615, 2.71615], [0.0, 0.0], [2.71615, 2.71615]], "Fading/w/largest": 10.0, "Fading/w/velocity": -15.50502, "global_step": 3.0, "table": [[0.66281, 0.66281], [1.0, 1.0], [0.66281, 0.66281]], "w": 0.35068}, 8.5579]
+own_optimizer(lambda o, loss, variables, step: o.get_updates(loss, variables)[0], rate=keras_2().optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)) => [{"Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[2.71615, 2.71615], [0.0, 0.0], [2.71615, 2.71615]], "Fading/w/largest": 10.0, "Fading/w/velocity": -15.50502, "global_step": 3.0, "table": [[0.66281, 0.66281], [1.0, 1.0], [0.66281, 0.66281]], "w": 0.35068}, 8.5579]
 own_optimizer(lambda o, loss, variables, step: tf.group(o.apply_gradients(zip(tf.gradients(loss, variables), variables))), steps=1) => [{"Fading/learning_rate": 0.1, "Fading/momentum": 0.5, "Fading/table/largest": [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], "Fading/table/velocity": [[2.0, 2.0], [0.0, 0.0], [2.0, 2.0]], "Fading/w/largest": 10.0, "Fading/w/velocity": -10.0, "global_step": 1.0, "table": [[0.9, 0.9], [1.0, 1.0], [0.9, 0.9]], "w": 0.1}, 12.265]
 own_optimizer(lambda o, loss, variables, step: tf.group(o.minimize(loss, variables), tf.assign_add(step, 1))) => raises ValueError
 """  # noqa: E501
@@ -1547,7 +1551,7 @@ def result(call: str, names: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default():
         os.chdir(folder)
         try:
-            return shown(eval(call, names))
+            return json.loads(json.dumps(shown(eval(call, names))))  # keys are texts there
         except Exception as error:
             known = (one for one in type(error).__mro__ if one.__module__.split(".")[0] in ("builtins", "tensorflow"))
             return f"raises {next(known).__name__}"
