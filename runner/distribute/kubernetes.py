@@ -124,10 +124,11 @@ def _pod_of_job_set(env: Mapping[str, str], hostname: str, service: str | None) 
     owner = env["JOBSET_NAME"]
     replicated_job = env["JOBSET_REPLICATED_JOB"]
     job = env["JOBSET_JOB_INDEX"]
-    if hostname != f"{owner}-{replicated_job}-{job}-{index}":
+    expected = f"{owner}-{replicated_job}-{job}-{index or '<index>'}"
+    if hostname != expected:
         raise ConfigError(
-            f"Kubernetes: HOSTNAME={hostname} is not {owner}-{replicated_job}-{job}-{index or '<index>'}, as "
-            f"{', '.join(JOB_SET)} and JOB_COMPLETION_INDEX say. Use completionMode: Indexed, without hostNetwork."
+            f"Kubernetes: HOSTNAME={hostname} is not {expected}, as {', '.join(JOB_SET)} and JOB_COMPLETION_INDEX say. "
+            "Use completionMode: Indexed, without hostNetwork."
         )
     for variable, least in _LEAST.items():
         _check_number(env, variable, least)

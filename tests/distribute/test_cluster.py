@@ -401,6 +401,7 @@ def test_a_job_whose_own_name_ends_in_a_number_says_so_by_its_service() -> None:
         (in_job_set("node", 0, 2, JOBSET_PODS_PER_JOB="2"), {}),
         (in_job_set("ps", 0, 0), {}),
         ({**in_job_set("node", 0, 1), "JOBSET_JOB_INDEX": "a", "HOSTNAME": "run-node-a-1"}, {}),
+        ({**in_job_set("node", 0, 1), "JOB_COMPLETION_INDEX": "", "HOSTNAME": "run-node-0-"}, {}),
     ],
 )
 def test_a_pod_of_a_job_set_whose_place_is_not_known_is_refused(
