@@ -70,7 +70,7 @@ def test_cross_device_ops_and_packs_reach_the_strategy(name: str, kind: Any, mon
         return "strategy"
 
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", mirrored)
-    monkeypatch.setattr(strategy, "_devices", lambda *args: ["/gpu:0", "/gpu:1"])
+    monkeypatch.setattr(strategy, "_choose_devices", lambda *args: ["/gpu:0", "/gpu:1"])
     monkeypatch.setattr(strategy, "_check_devices", lambda devices: None)
     packs = 1 if name == "reduction_to_one_device" else 3
     found: Any = build_strategy("mirrored", cross_device_ops=name, num_packs=packs)
