@@ -78,14 +78,12 @@ class Installed:
         Attributes of an object (`rewriter_config_pb2.RewriterConfig.OFF`) are not checked.
         """
         path = self._root
-        source = Path(os.devnull)
+        source: Path | None = Path(os.devnull)
         for part in name.split("."):
             path = path / part
             package = source
-            source = path / "__init__.py"
-            if not source.exists():
-                source = path.with_suffix(".py")
-            if not source.exists():  # neither a module nor a package
+            source = source_at(path)
+            if source is None:  # neither a module nor a package
                 is_compiled = path.with_suffix(".so").exists() and part == name.rpartition(".")[2]
                 return is_compiled or self._defines(package, part)
         return True
@@ -109,9 +107,9 @@ class Installed:
                     found[method.name] = None if takes_any else frozenset(own | (before or frozenset()))
         return found
 
-    def _defines(self, source: Path, name: str) -> bool:
+    def _defines(self, source: Path | None, name: str) -> bool:
         """Report whether the module with the file `source` defines `name`, or gets it by `from ... import *`."""
-        if not source.is_file():
+        if source is None or not source.is_file():
             return False
         if name in defined_in(source):
             return True
@@ -140,6 +138,14 @@ class Installed:
             if above == module:
                 found.add(child)
         return frozenset(found)
+
+
+def source_at(path: Path) -> Path | None:
+    """Return the file of the package or module at `path`, which has no suffix; None: there is none."""
+    for source in (path / "__init__.py", path.with_suffix(".py")):
+        if source.exists():
+            return source
+    return None
 
 
 @functools.cache

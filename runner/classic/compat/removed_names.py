@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from runner.classic.compat.installed_names import OF_EVERY_MODULE, defined_in, name_bound_by
+from runner.classic.compat.installed_names import OF_EVERY_MODULE, defined_in, name_bound_by, source_at
 from runner.config.source_names import Uses
 
 Found = tuple[int, int, str, str]
@@ -312,9 +312,10 @@ def _missing_in_package(name: str) -> str:
         part = parts[end]
         if _may_define(source, part, package=parts[0]):
             return ""
-        found = _source_in(source, part)
+        is_package = source.name == "__init__.py"
+        found = source_at(source.parent / part) if is_package else None
         if found is None:
-            is_compiled = source.name == "__init__.py" and any(source.parent.glob(f"{part}.*"))
+            is_compiled = is_package and any(source.parent.glob(f"{part}.*"))
             cannot_be_told = is_compiled or part.startswith("__")
             return "" if cannot_be_told else ".".join(parts[: end + 1])
         source = found
@@ -328,14 +329,3 @@ def _may_define(source: Path, name: str, *, package: str) -> bool:
         return True
     # Its `__getattr__` has the names in quotes.
     return package == "pandas" and "__getattr__" in defined and f'"{name}"' in source.read_text()
-
-
-def _source_in(source: Path, name: str) -> Path | None:
-    """Return the file of the module `name` in the package whose file is `source`; None: there is none."""
-    if source.name != "__init__.py":
-        return None
-    below = source.parent / name
-    for path in (below / "__init__.py", below.with_suffix(".py")):
-        if path.exists():
-            return path
-    return None
