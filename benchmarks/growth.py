@@ -238,6 +238,7 @@ def shipping(number: int) -> tuple[Times, Times]:
 def job_results(number: int) -> Point:
     """Measure the work of a sweep itself, after each job and at the end, with this many jobs that take no time."""
     from runner.config.schema import SweepConfig, TrackingConfig
+    from runner.launch.sweeps.ranking import JobResult
     from runner.launch.sweeps.sweep import Sweep
 
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
@@ -248,7 +249,8 @@ def job_results(number: int) -> Point:
             metrics = {f"eval/metric_{metric}": 1.0 / (1 + index) for metric in range(5)} | {"eval/loss": float(index)}
             job = Path(folder) / f"{index:016x}"
             write_summary(job, {"status": "finished", "metrics": metrics, "global_step": 1000})
-            sweep.add(sweep.result_of(job, f"learning_rate={0.001 * (1 + index):g}, units={index % 7}"))
+            name = f"learning_rate={0.001 * (1 + index):g}, units={index % 7}"
+            sweep.add(sweep.result_of(JobResult(name, job.name, "running")))
         added, before = Times.now() - before, Times.now()
         sweep.end(failed=False)
         ended = Times.now() - before
