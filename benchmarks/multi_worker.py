@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -39,6 +40,7 @@ import runner
 from runner.distribute.cluster import Cluster
 from runner.distribute.local_cluster import free_ports
 from runner.distribute.tf_config import read_tf_config
+from runner.programs.train import TrainProgram
 
 NUM_WORKERS = 2
 POLL_SECS = 0.1
@@ -46,6 +48,7 @@ RAW, DISTRIBUTED, ALONE = "raw iterator", "distribute_dataset", "one collective 
 NUM_GRADIENTS = 16 * 16 + 16 + 16 + 1
 OF_GRADIENTS = f"one collective of {NUM_GRADIENTS} numbers"
 NATIVE, CLASSIC = "ours, native", "ours, classic"
+UNTIMED = "ours, native, steps not timed"
 
 
 # --- one worker -----------------------------------------------------------------------------------------------------
@@ -111,6 +114,16 @@ def ours(
 _SUM = tf.distribute.ReduceOp.SUM
 
 
+def without_step_times(case: Case) -> Case:
+    """Return a case whose workers do not measure what their own part of a step takes."""
+
+    def run() -> Any:
+        with mock.patch.object(TrainProgram, "_measure_sent_at", return_value=[]):
+            return case()
+
+    return run
+
+
 def work(parsed: Any) -> None:
     strategy = runner.build_strategy("multi_worker")
     assert strategy is not None
@@ -121,12 +134,14 @@ def work(parsed: Any) -> None:
         collective_alone(OF_GRADIENTS, strategy, steps, tf.ones([NUM_GRADIENTS])),
         raw_iterator_loop(strategy, steps, cluster.worker_index),
         ours(NATIVE, strategy, cluster, native_model_fn, steps),
+        without_step_times(ours(UNTIMED, strategy, cluster, native_model_fn, steps)),
         distributed_loop(strategy, steps),
         ours(CLASSIC, strategy, cluster, classic_model_fn, steps),
     ]
     rows = measure(cases, parsed.rounds)
     promises = {RAW: 1.02, DISTRIBUTED: 0.85, ALONE: 1.35, OF_GRADIENTS: None}
     ratios = [Ratio(kind, peer, promise) for kind in (NATIVE, CLASSIC) for peer, promise in promises.items()]
+    ratios.append(Ratio(NATIVE, UNTIMED, 1.01))
     if cluster.is_chief:
         show(f"a step of a tiny MLP, {NUM_WORKERS} processes", rows, ratios)
 

@@ -17,7 +17,7 @@ from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
 from runner.model_log import StepLog
-from runner.programs.train_loop import NO_RECORDS, TIMES, LoopResult, Outputs, Schedule
+from runner.programs.train_loop import NO_RECORDS, TIMES, LoopResult, Outputs, Schedule, own_secs
 from runner.programs.train_scalars import RESERVED, WINDOW, TrainWindow, over_workers
 from runner.system.console import Epochs, LoopReport
 from runner.tracking import tensorboard
@@ -224,16 +224,15 @@ class TrainLog:
             self._steps_of_workers.clear()
         if not self._times:
             return
-        times = np.concatenate(self._times)
-        input_secs, compute_secs = np.mean(times, axis=0).tolist()
-        num_steps = len(times)
+        input_secs, compute_secs = own_secs(np.concatenate(self._times))
+        num_steps = len(input_secs)
         self._context.journal.event(
             STEP_TIMES,
             step=result.last_step,
             steps=num_steps,
             secs=round(self._times_secs / num_steps, 7),
-            input=round(input_secs, 7),
-            compute=round(compute_secs, 7),
+            input=round(float(np.mean(input_secs)), 7),
+            compute=round(float(np.mean(compute_secs)), 7),
         )
         self._times = []
         self._times_secs = 0.0

@@ -26,7 +26,7 @@ from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, 
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import TIMES, TIMES_SPEC, Loop, Outputs, SplitLoop, Step, now_after
+from runner.programs.train_loop import TIMES, TIMES_SPEC, Loop, Outputs, SplitLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, StepSummaries, replica_scalars
 from runner.run_config import RunConfig
 from runner.tf_private.optimizers import variables_of
@@ -317,11 +317,10 @@ class TrainProgram(Program):
         function = self._keep_metrics(function)
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
-            began = now_after(global_count) if sent_at else None
-            losses, extra, ended = function(*step_inputs(batches, global_count), *values)
+            losses, extra, sent = function(*step_inputs(batches, global_count), *values)
             outputs = {"loss": tf.add_n(losses), **fetched.packed(extra)}
-            if began is not None:
-                outputs[TIMES] = ended[0] - began
+            if sent:
+                outputs[TIMES] = sent[0]
             return outputs
 
         return Step(take, specs)

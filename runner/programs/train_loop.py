@@ -24,11 +24,23 @@ without any is left out."""
 
 
 TIMES = "times"
-"""The output of a step of several processes that says what this one did itself: the seconds that it waited for its
-input, and those that it computed up to its first collectives. A step returns only the second; the loop adds the first.
+"""The output of a step of several processes that says what this one did itself: four moments in seconds since the
+epoch, see `own_secs`. A step returns only the last of them; the loop adds the others.
 """
 
-TIMES_SPEC = tf.TensorSpec([2], tf.float64)
+TIMES_SPEC = tf.TensorSpec([4], tf.float64)
+
+
+def own_secs(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds for which this process waited for its input in each step, and those that it computed up to
+    its first collectives; float64 `[steps]` each.
+
+    Args:
+      moments: TIMES of the steps, float64 `[steps, 4]`. They are subtracted here and not in the graph, where each
+        operation of a tiny step counts.
+    """
+    asked, received, counted, sent = moments.T
+    return received - asked, sent - counted
 
 
 class Step(NamedTuple):
@@ -289,9 +301,9 @@ class Loop:
             del goes_on
             iterator = source.elements_of(taken)
             # Nothing but timestamps is added to the step, and no number depends on one.
-            began: list[tf.Tensor] = []
+            asked: list[tf.Tensor] = []
             if self._is_timed:
-                began.append(tf.timestamp())
+                asked.append(tf.timestamp())
 
             def at_end() -> State:
                 return (taken, tf.constant(False), *arrays)
@@ -300,16 +312,20 @@ class Loop:
                 # Once in a loop: in each step of a tiny model it took 4 % of the time.
                 self._pipeline.stream.remember(element, when=taken == 0)
                 batches, count = division.replica_batches(element, iterator)
-                waited: tf.Tensor | None = None
+                received: list[tf.Tensor] = []
+                counted: list[tf.Tensor] = []
                 if self._is_timed:
-                    # The sum over workers that counts the examples waits for the others' input.
-                    own = batches if isinstance(division, PerWorker) else (batches, count)
-                    waited = now_after(own) - began[0]
+                    received.append(now_after(batches))
+                    # With `PerWorker` the count is a sum over the workers, which waits for the input of all.
+                    counted = [now_after(count)] if isinstance(division, PerWorker) else received
 
                 def take() -> State:
-                    outputs = {**step.take(batches, count, values), "num_examples": count}
-                    if waited is not None:
-                        outputs[TIMES] = tf.stack([waited, outputs[TIMES]])
+                    # TensorFlow 2.21 runs operations that are ready at the same time in several threads: if the step
+                    # did not wait for this one, a step of a tiny model would take 2 % more CPU time.
+                    with tf.control_dependencies(received):
+                        outputs = {**step.take(batches, count, values), "num_examples": count}
+                    if self._is_timed:
+                        outputs[TIMES] = tf.stack([*asked, *received, *counted, outputs[TIMES]])
                     is_fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
                     written: list[Outputs] = []
                     for place, arrays_there in zip((taken, *places), arrays, strict=True):
@@ -321,10 +337,10 @@ class Loop:
                 return take()
 
             if not source.may_end or division.ends_together:
-                with tf.control_dependencies(began):
+                with tf.control_dependencies(asked):
                     element = next(iterator)
                 return step_on(element)
-            with tf.control_dependencies(began):
+            with tf.control_dependencies(asked):
                 element = iterator.get_next_as_optional()
             return tf.cond(element.has_value(), lambda: step_on(element.get_value()), at_end)
 

@@ -11,16 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from runner.config.schema import CLUSTER_STRATEGIES, Config
-from runner.data.input_profile import (
-    CannotTryError,
-    Change,
-    InputProfile,
-    Trial,
-    Untried,
-    many_calls,
-    num_cores,
-    profile,
-)
+from runner.data.input_profile.profile import CannotTryError, InputProfile, Trial, Untried, profile
+from runner.data.input_profile.recorder import Change, many_calls, num_cores
 from runner.data.inputs import EmptyInputError, Input, InputPipeline, why_empty
 from runner.distribute.cluster_resolver import detect
 from runner.distribute.collectives import SINGLE_PROCESS

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner.data import input_profile
+from runner.data.input_profile import profile as input_profile
+from runner.data.input_profile import timing
+from runner.data.input_profile.reading import Reading
+from runner.data.input_profile.recorder import Call, Change, recording
 from tests.support.jobs import run
 from tests.support.journal import recorded
 
@@ -73,7 +76,7 @@ def cached_in_files(params: Any) -> tf.data.Dataset:
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"WARM_UP_SECS": 0.2, "ROUNDS": 3, "ROUND_SECS": 0.15, "DRAIN_SECS": 0.02, "CUT_SECS": 0.1}
     for name, value in {**short, "CACHE_SECS": 0.2, "FILL_SECS": 0.2, "SETTLE_SECS": 0.1}.items():
-        monkeypatch.setattr(input_profile, name, value)
+        monkeypatch.setattr(timing, name, value)
 
 
 def answer(folder: Path, input_fn: str, *settings: str) -> dict[str, Any]:
@@ -122,7 +125,7 @@ def test_a_function_of_single_examples_that_whole_batches_make_faster(tmp_path: 
 
 
 def trial(*gains: float) -> input_profile.Trial:
-    change = input_profile.Change("cache", input_profile.Call(0, "map", "", None, True, False, None))
+    change = Change("cache", Call(0, "map", "", None, True, False, None))
     return input_profile.Trial(change, [input_profile.Round(100, 100 * gain, 100) for gain in gains])
 
 
@@ -165,8 +168,9 @@ def test_a_change_that_cannot_be_tried_is_listed_with_its_reason(monkeypatch: py
             raise KeyError("only once")
         return parsed(Params)
 
-    monkeypatch.setattr(input_profile, "FILL_SECS", 1000.0)
-    monkeypatch.setattr(input_profile, "MAX_FILL_SECS", 0.1)
+    monkeypatch.setattr(timing, "FILL_SECS", 1000.0)
+    monkeypatch.setattr(timing, "MAX_FILL_SECS", 0.0)
+    monkeypatch.setattr(timing, "ROUND_SECS", 0.0)
     found = input_profile.profile(build, lambda: None)
     errors = {(left.change.call.function, left.change.kind): left.error for left in found.untried}
     assert [error.args for error in errors.values() if isinstance(error, KeyError)] == [("only once",)]
@@ -181,9 +185,9 @@ def test_a_change_whose_input_fails_while_it_is_timed_is_left_out() -> None:
 
     whole = tf.data.Dataset.range(10**6).batch(2)
     good, bad = (dataclasses.replace(trial(1.0).change, kind=kind) for kind in ("many", "parallel"))
-    read = {good: input_profile.Reading(whole, lambda: None), bad: input_profile.Reading(whole.map(ends), lambda: None)}
-    untried: dict[input_profile.Change, Exception] = {}
-    unchanged, rounds = input_profile._read_in_turn(input_profile.Reading(whole, lambda: None), read, untried)
+    read = {good: Reading(whole, lambda: None), bad: Reading(whole.map(ends), lambda: None)}
+    untried: dict[Change, Exception] = {}
+    unchanged, rounds = input_profile._read_in_turn(Reading(whole, lambda: None), read, untried)
     assert list(untried) == [bad] and isinstance(untried[bad], tf.errors.InvalidArgumentError)
     assert len(rounds[good]) == 3 and rounds[bad] == [] and len(unchanged) == 6
 
@@ -213,11 +217,11 @@ def test_the_input_is_that_of_one_worker_of_the_run(strategy: str, tmp_path: Pat
 
 
 def test_the_same_call_has_the_same_number() -> None:
-    with input_profile.recording() as recorder:
+    with recording() as recorder:
         slow(Params)
     before = recorder.calls
     (waits,) = [call for call in before if call.function == "waiting"]
-    with input_profile.recording(input_profile.Change("parallel", waits)) as changed:
+    with recording(Change("parallel", waits)) as changed:
         slow(Params)
     assert changed.calls == before and changed.was_changed
     assert waits.is_own and not waits.is_parallel
