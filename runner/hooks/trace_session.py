@@ -423,7 +423,8 @@ class TraceSession(v1_bridge.ActsAsSession):
 
     def _find_by_name(self, name: str) -> Any:
         try:
-            return self.graph.as_graph_element(name)
+            # The graph's own method: that of classic code finds a variable's handle where a hook wants its value.
+            return type(self.graph).as_graph_element(self.graph, name)
         except (KeyError, ValueError):
             variables = {name: variable for name, (variable, _) in self._trace.requested.requests.items()}
             variables[GLOBAL_STEP] = v1.train.get_global_step(self.graph)

@@ -1,5 +1,5 @@
 """Give variables in a model_fn what those of a TensorFlow 1 graph had by name: `graph.get_tensor_by_name("w:0")`,
-`variable.handle.op` and `variable.to_proto()`.
+`graph.as_graph_element("w:0")`, `variable.handle.op` and `variable.to_proto()`.
 
 In TensorFlow 2 a variable is an object beside the graph that is traced. The graph has an operation for a variable only
 after its first use, under a name of its own.
@@ -85,9 +85,9 @@ def _find_variables_in(graph: Any) -> None:
     if getattr(graph, "finds_variables", False):
         return
     graph.finds_variables = True
-    # Hooks fetch by `as_graph_element`, where `w:0` is the value of a variable: it stays as it is.
     graph.get_tensor_by_name = _with_variables(graph, graph.get_tensor_by_name, _tensor)
     graph.get_operation_by_name = _with_variables(graph, graph.get_operation_by_name, _operation)
+    graph.as_graph_element = _with_variables(graph, graph.as_graph_element, _element)
 
 
 def _with_variables(graph: Any, own: Callable[..., Any], find: Callable[[Any, str], Any]) -> Callable[..., Any]:
@@ -131,6 +131,10 @@ def _operation(graph: Any, name: str) -> Any:
         return None
     variable = _variable_named(name.removesuffix("/Assign"))
     return None if variable is None else variable.initializer
+
+
+def _element(graph: Any, name: str) -> Any:
+    return _tensor(graph, name) if ":" in name else _operation(graph, name)
 
 
 def _variables() -> list[Any]:
