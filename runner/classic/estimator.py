@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner import run_config
+from runner.checkpoint.reader import GLOBAL_STEP
 from runner.checkpoint.warm_start import MissingCheckpointError
 from runner.classic import script_run
 from runner.classic.compat.tf1_operators import as_classic, as_classic_input
@@ -25,9 +27,13 @@ from runner.classic.warm_start import as_warm_start
 from runner.data.inputs import EmptyInputError, Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
+from runner.hooks.scaffold import ModelScaffold
+from runner.hooks.trace_session import TraceSession
 from runner.model_fn import ModeKeys, declared_arguments
-from runner.programs.model import MissingVariableError, VariableShapeError
+from runner.programs.model import MissingVariableError, Model, VariableShapeError
+from runner.programs.program import Program
 from runner.system.console import LoopReport, Progress
+from runner.tf_private import tensor_bundle
 from runner.tf_private.tf_estimator import eagerly
 from runner.tracking.journal import Journal, NullJournal
 
@@ -74,6 +80,7 @@ class Estimator(engine.Estimator):
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
             config = config.replace(warm_start=as_warm_start(warm_start_from))
         others.setdefault("progress", LoggedProgress())
+        self._initial_values: tempfile.TemporaryDirectory[str] | None = None  # the folder of their checkpoint
         super().__init__(as_classic(model_fn), model_dir, config, params, **others)
         if isinstance(config, RunConfig):
             config.say_without_effect()
@@ -193,6 +200,48 @@ class Estimator(engine.Estimator):
         except EmptyInputError as error:  # tf.estimator trained on nothing, with a warning
             tf.get_logger().warning("Training with estimator made no steps. %s", error)
             return None
+
+    def _checkpoint(self, path: str | None, command: str) -> str:
+        """Return `path`; if it is None, for an evaluation or prediction, that of a checkpoint to be of initial values,
+        as tf.estimator took them. Several workers would have to see the same file: they need a trained model.
+        """
+        is_shown = command in ("evaluate", "predict")
+        if path is not None or not is_shown or self.collectives.num_workers > 1:
+            return super()._checkpoint(path, command)
+        tf.get_logger().warning(
+            "Could not find trained model in model_dir: %s, running initialization to %s: its numbers are those of "
+            "initial values.",
+            self.model_dir,
+            command,
+        )
+        if self._initial_values is None:
+            self._initial_values = tempfile.TemporaryDirectory(prefix="initial_values-")
+        begun = os.path.join(self._initial_values.name, "model.ckpt-0")
+        if not os.path.exists(f"{begun}.index"):
+            # Without the variables, which are known after the trace: it computes their initial values.
+            tensor_bundle.write_bundle(begun, {GLOBAL_STEP: np.array(0, np.int64)})
+        return begun
+
+    @contextlib.contextmanager
+    def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
+        is_initial = self._initial_values is not None and os.path.dirname(path) == self._initial_values.name
+        if is_initial and model.values_of != path:
+            self._begin(model, program, path)
+        with super()._restored(model, program, path):
+            yield
+
+    def _begin(self, model: Model, program: Program, path: str) -> None:
+        """Give the model the values with which training would begin, and write them to the checkpoint `path`."""
+        self._warm_start(model)
+        scaffold = ModelScaffold(program.spec.scaffold, program.trace.graph, program.trace.requested)
+        model.keys = scaffold.keys
+        scaffold.begin(TraceSession(program.trace, self._context.model_fn.operators, model.begin_to_write))
+
+        def write(values: Mapping[str, Any]) -> str:
+            tensor_bundle.write_bundle(path, values)
+            return path
+
+        model.save(write)
 
     def _own_journal(self, config: Any, collectives: Any, progress: Progress) -> LoggedJournal:
         return LoggedJournal(super()._own_journal(config, collectives, progress), progress)

@@ -10,7 +10,7 @@ Acceptance list of tf.estimator's own tests (E estimator_test, M model_fn_test),
     E warm start from a path, SavedModel, settings                     tests/classic/test_warm_start.py
     E evaluate: eval_dir, scores, global_step, loss, reserved names,   test_estimator.py, test_summaries.py
       older checkpoint, wrong shape, nested metrics, summaries
-    E evaluate without a checkpoint                                    refused on purpose: estimator/test_estimator.py
+    E evaluate without a checkpoint                                    below; runner.Estimator refuses it
     E predict: rows, dicts, batches, keys, sizes, checkpoint           tests/estimator/test_estimator.py
     E variables before and after training                              tests/estimator/test_estimator.py
     E hooks: training, chief only, order with NaN                      tests/hooks/test_hooks.py, below

@@ -196,11 +196,11 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
         ),
         ".evaluate": (
             "'loss' is the mean over examples, not over batches (except for heads that sum); each example counts once "
-            "under every strategy; without a checkpoint it raises ValueError instead of evaluating initial values"
+            "under every strategy; without a checkpoint, several workers raise ValueError"
         ),
         ".predict": (
             "with RunConfig(eval_distribute=) it runs on all devices of that strategy (in tf.estimator always on one) "
-            "and keeps the order of the input; without a checkpoint it raises ValueError"
+            "and keeps the order of the input; without a checkpoint, several workers raise ValueError"
         ),
     },
 }
