@@ -7,9 +7,12 @@ import dataclasses
 import functools
 import inspect
 import os
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,7 +83,7 @@ class Estimator(engine.Estimator):
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
             config = config.replace(warm_start=as_warm_start(warm_start_from))
         others.setdefault("progress", LoggedProgress())
-        self._initial_values: tempfile.TemporaryDirectory[str] | None = None  # the folder of their checkpoint
+        self._initial_values: Path | None = None  # their checkpoint, in a folder that goes with this object
         super().__init__(as_classic(model_fn), model_dir, config, params, **others)
         if isinstance(config, RunConfig):
             config.say_without_effect()
@@ -215,16 +218,16 @@ class Estimator(engine.Estimator):
             command,
         )
         if self._initial_values is None:
-            self._initial_values = tempfile.TemporaryDirectory(prefix="initial_values-")
-        begun = os.path.join(self._initial_values.name, "model.ckpt-0")
-        if not os.path.exists(f"{begun}.index"):
+            folder = tempfile.mkdtemp(prefix="initial_values-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._initial_values = Path(folder, "model.ckpt-0")
             # Without the variables, which are known after the trace: it computes their initial values.
-            tensor_bundle.write_bundle(begun, {GLOBAL_STEP: np.array(0, np.int64)})
-        return begun
+            tensor_bundle.write_bundle(self._initial_values, {GLOBAL_STEP: np.array(0, np.int64)})
+        return str(self._initial_values)
 
     @contextlib.contextmanager
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
-        is_initial = self._initial_values is not None and os.path.dirname(path) == self._initial_values.name
+        is_initial = self._initial_values is not None and path == str(self._initial_values)
         if is_initial and model.values_of != path:
             self._begin(model, program, path)
         with super()._restored(model, program, path):
@@ -232,13 +235,15 @@ class Estimator(engine.Estimator):
 
     def _begin(self, model: Model, program: Program, path: str) -> None:
         """Give the model the values with which training would begin, and write them to the checkpoint `path`."""
+        if model.values_of is not None:  # trained or restored by this object: its checkpoints were deleted meanwhile
+            super()._checkpoint(None, program.spec.mode)
         self._warm_start(model)
         scaffold = ModelScaffold(program.spec.scaffold, program.trace.graph, program.trace.requested)
         model.keys = scaffold.keys
         scaffold.begin(TraceSession(program.trace, self._context.model_fn.operators, model.begin_to_write))
 
         def write(values: Mapping[str, Any]) -> str:
-            tensor_bundle.write_bundle(path, values)
+            tensor_bundle.write_bundle(Path(path), values)
             return path
 
         model.save(write)

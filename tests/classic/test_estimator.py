@@ -542,3 +542,58 @@ def test_a_library_may_replace_the_model_fn(tmp_path: Path) -> None:
     assert bias_after_a_step() == [1.0]  # 0.75 with the loss that was there
     assert estimator.evaluate(lambda: tf.data.Dataset.from_tensors(numbers))["loss"] == 0.0
     assert estimator.get_variable_value("global_step") == 2
+
+
+def weighted(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """A weight that begins at random or at params["start"], and a Scaffold that may change it."""
+    start = params.get("start")
+    initial = tf.random_uniform_initializer() if start is None else tf.constant_initializer(start)
+    weight = tf.get_variable("w", [], initializer=initial)
+    scaffold = None
+    if params.get("loads"):
+        scaffold = tf.train.Scaffold(init_fn=lambda scaffold, session: weight.load(7.0, session))
+    predictions = {"y": weight * features}
+    if mode == "infer":
+        return tf.estimator.EstimatorSpec(mode, predictions=predictions, scaffold=scaffold)
+    loss = tf.reduce_mean((weight * features - labels) ** 2)
+    step = tf.train.get_or_create_global_step()
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+    metrics = {"w": tf.metrics.mean(weight)}
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train_op, eval_metric_ops=metrics, predictions=predictions, scaffold=scaffold
+    )
+
+
+def ones() -> Any:
+    return tf.data.Dataset.from_tensors(([1.0], [0.0])).repeat(2)
+
+
+def test_without_a_checkpoint_initial_values_are_evaluated_and_predicted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = RunConfig(tf_random_seed=3)
+    model = Estimator(weighted, str(tmp_path / "a"), config, {})
+    before = model.evaluate(ones)
+    assert before["global_step"] == 0 and before["loss"] == pytest.approx(before["w"] ** 2)
+    assert [found["y"] for found in model.predict(ones)] == [before["w"]] * 2
+    assert "running initialization to evaluate" in caplog.text
+    assert model.evaluate(ones) == before and model.latest_checkpoint() is None
+    model.train(ones, steps=2)
+    other = Estimator(weighted, str(tmp_path / "b"), config, {}).train(ones, steps=2)
+    assert model.get_variable_value("w") == other.get_variable_value("w") == pytest.approx(before["w"] * 0.64)
+    assert model.evaluate(ones)["w"] == model.get_variable_value("w")
+
+
+def test_initial_values_are_those_of_a_warm_start_and_of_a_scaffold(tmp_path: Path) -> None:
+    first = Estimator(weighted, str(tmp_path / "first"), None, {"start": 5.0}).train(ones, steps=1)
+    warm = Estimator(weighted, str(tmp_path / "warm"), None, {"start": 2.0}, warm_start_from=first.model_dir)
+    assert warm.evaluate(ones)["w"] == first.get_variable_value("w") == 4.0
+    loading = Estimator(weighted, str(tmp_path / "loading"), None, {"start": 2.0, "loads": True})
+    assert loading.evaluate(ones)["w"] == 7.0
+    assert [found["y"] for found in loading.predict(ones)] == [7.0, 7.0]
+
+
+def test_initial_values_under_a_strategy_are_those_of_one_device(tmp_path: Path) -> None:
+    config = RunConfig(train_distribute=mirrored(), eval_distribute=mirrored())
+    model = Estimator(weighted, str(tmp_path), config, {"start": 2.0})
+    assert model.evaluate(ones)["w"] == 2.0 and model.evaluate(ones)["loss"] == 4.0
