@@ -22,7 +22,7 @@ from runner.export.receivers import ServingInputReceiver, SupervisedInputReceive
 from runner.export.session_values import Piece, SessionValues, read_in_parts
 from runner.hooks.scaffold import ModelScaffold
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.programs.optimizer_step import adds_rows, apply_gradients
+from runner.programs.optimizer_step import adds_duplicate_rows, apply_gradients
 from runner.tf_private.graphs import eager_values_as_constants
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.random_ops import functions_of
@@ -303,7 +303,7 @@ def _build_train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _MadeVariables) 
     step = v1.train.get_global_step()
     pairs = list(made.requested.trainable.values())
     gradients = tf.gradients(loss, [variable for variable, _ in pairs])
-    if not adds_rows(spec.optimizer):
+    if not adds_duplicate_rows(spec.optimizer):
         gradients = [without_duplicates(gradient) for gradient in gradients]
     applied = []
     for gradient, (variable, owner) in zip(gradients, pairs, strict=True):
