@@ -51,8 +51,8 @@ class GlobalRows:
         def gradient(upstream: Any) -> tf.Tensor:
             """Return the gradient of this replica's rows, on which the losses of all replicas depend.
 
-            The result will be multiplied by this replica's share. But the loss of another replica counts by the share of
-            that replica. So each upstream gradient is multiplied by its own replica's share before the sum, and the
+            The result will be multiplied by this replica's share. But the loss of another replica counts by the share
+            of that replica. So each upstream gradient is multiplied by its own replica's share before the sum, and the
             result is divided by this replica's share.
             """
             share = self._weights.share_in_gradient(self._replica, tensor.dtype)

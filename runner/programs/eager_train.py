@@ -272,8 +272,8 @@ class EagerTrainProgram(TrainProgram):
             rows.append((total, weight, is_written, at_step))
         if rows:
             outputs["scalars"] = _concatenate(zip(*rows, strict=True))
-        # A step may collect other summaries than the first one did. The outputs always have those of the first, with b""
-        # in place of what is missing.
+        # A step may collect other summaries than the first one did. The outputs always have those of the first, with
+        # b"" in place of what is missing.
         num_protos = len(self.summaries.protos)
         protos = [proto.numpy() for proto in collected.protos]
         protos += [b""] * (num_protos - len(protos))

@@ -138,8 +138,8 @@ class AccumulatedStep:
     Attributes:
       micro_batch, last: programs that compute gradients: `last` also computes fetches, `micro_batch` does not.
       update: (sums of all replicas, loss scale of each replica if any) -> (loss of each replica, values of the update).
-      denominators: (flat inputs) -> float64 scalars of each replica. Losses are divided by the sums of these scalars over
-        all replicas and micro-batches of the update. None: no loss is.
+      denominators: (flat inputs) -> float64 scalars of each replica. Losses are divided by the sums of these scalars
+        over all replicas and micro-batches of the update. None: no loss is.
       value_types: dtypes of the values of the update, which are scalars.
       collectives: communication between the workers, which run micro-batches and updates in lockstep.
     """

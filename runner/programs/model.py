@@ -266,8 +266,8 @@ class Model:
             self.begin_to_write()
             entries = {name: reader.entry(key) for name, key in keys_of_restored.items()}
             self.read(reader.path, entries)
-            # Variables that were not initialized because a checkpoint was expected to have them (`awaiting`), and that are
-            # not read from it: a Scaffold may map a name that the checkpoint has to a key that it lacks.
+            # Variables that were not initialized because a checkpoint was expected to have them (`awaiting`), and that
+            # are not read from it: a Scaffold may map a name that the checkpoint has to a key that it lacks.
             still_zero = self.store.begun_with_zeros - entries.keys()
             self.assign({name: self.store.initial_value(name) for name in still_zero})
             self.store.begun_with_zeros.clear()

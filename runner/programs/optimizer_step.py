@@ -93,7 +93,7 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica
     if scale_factor is not None:
         gradients = [_divide(gradient, scale_factor) for gradient in gradients]
     if replica.num_replicas > 1:
-        gradients = [replica.weights.of_examples(gradient, replica.index) for gradient in gradients]
+        gradients = [replica.weights.without_placeholder_rows(gradient, replica.index) for gradient in gradients]
     pairs: list[Pair] = []
     for gradient, (variable, owner) in zip(gradients, trainable, strict=True):
         if gradient is not None:
@@ -118,7 +118,8 @@ class Update:
     """One replica's update of the model; the tensors belong to the traced graph.
 
     Attributes:
-      loss: scalar, this replica's part of the loss of the step. The parts of the replicas of a process sum to that loss.
+      loss: scalar, this replica's part of the loss of the step. The parts of the replicas of a process sum to that
+        loss.
       values: name -> scalar to report, the same on all replicas: the learning rate if it is computed, and the gradient
         norm.
       rate: name of the variable in which the optimizer keeps its learning rate; None: the rate is in no variable.
@@ -140,7 +141,8 @@ def apply_update(
 
     Args:
       spec: the return value of model_fn on this replica.
-      pairs: (gradient, variable, owner) of this replica. Summed over the replicas, they are the gradient of the global batch.
+      pairs: (gradient, variable, owner) of this replica. Summed over the replicas, they are the gradient of the global
+        batch.
       loss: scalar, this replica's part of the loss of the step.
       replica: the replica.
       config: the RunConfig.
@@ -267,7 +269,8 @@ def _unwrap(optimizer: Any) -> Any:
 
 
 def adds_duplicate_rows(optimizer: Any) -> bool:
-    """Report whether an optimizer may get a sparse gradient (IndexedSlices) with several rows for one row of a variable.
+    """Report whether an optimizer may get a sparse gradient (IndexedSlices) with several rows for one row of a
+    variable.
 
     V1 optimizers add such rows themselves, and for plain gradient descent it makes no difference. All others must get
     one row: Adam of Keras 3 would square each of several by itself, and `clipnorm` would see a norm that is no

@@ -130,7 +130,8 @@ class Requests:
             if result["ended"] and first + taken >= iterator.end:  # the data ends inside this range
                 ended = True
                 continue
-            # The range is not complete: its worker was lost, and the worker that repeated the request had already read past the range.
+            # The range is not complete: its worker was lost, and the worker that repeated the request had already read
+            # past the range.
             elements = iterator.read_again(first + taken, count - taken)
             results += self._request_elements(elements, first + taken)
             ended |= len(elements) < count - taken
@@ -349,7 +350,8 @@ class RangeEvaluation(EvalProgram):
         store = model.store
         sums, updates = self._sums_and_updates(0)
         running = set(needed(self.trace.graph, operations([*tf.nest.flatten(sums), *updates])))
-        # Name -> handle of each variable in which a metric keeps state. A request is fed handles of new variables instead.
+        # Name -> handle of each variable in which a metric keeps state. A request is fed handles of new variables
+        # instead.
         self._handles: dict[str, tf.Tensor] = {}
         for handle, name in self.trace.handles(replica=0):
             if handle.op in running and store.specs[name].local:

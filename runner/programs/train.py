@@ -143,8 +143,8 @@ class TrainProgram(Program):
         """Report whether steps with summaries are taken inside loops, not between loops."""
         self.loops_in_graph = loop_type is None
         """Report whether a loop reads its iterator in a graph of this process."""
-        # Not for a step of several programs (train.gradient_accumulation, precision, jit): it begins with collectives of
-        # its own, so what this process does up to its first collective is not its part of the step.
+        # Not for a step of several programs (train.gradient_accumulation, precision, jit): it begins with collectives
+        # of its own, so what this process does up to its first collective is not its part of the step.
         self._times_steps = meets_others and self.loops_in_graph and not self._is_cut
         self.hides_stragglers = meets_others and not self._times_steps
         """Report whether workers wait for each other, and none measures what its own part of a step takes."""
@@ -230,8 +230,8 @@ class TrainProgram(Program):
         return self._loops[key]
 
     def _build_loop(self, request: StepRequest, *, records: bool, in_groups: bool, splits: bool) -> Any:
-        """Return a new loop, given the arguments of `loop`. It is a SplitLoop if only the last step writes summaries, has
-        fetches or must be a call of its own.
+        """Return a new loop, given the arguments of `loop`. It is a SplitLoop if only the last step writes summaries,
+        has fetches or must be a call of its own.
         """
         build = functools.partial(self._loop_type, pipeline=self._pipeline, stop_at_nan=self._stop_at_nan)
         is_last_apart = bool(request) or splits

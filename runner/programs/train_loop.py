@@ -120,8 +120,9 @@ class Steps(NamedTuple):
 
 
 State = Sequence[Any]
-"""(steps taken: int32 scalar, whether the loop goes on: bool scalar, arrays of the outputs of each step; then, in a loop
-with summaries, what `_take_with_records` adds)."""
+"""(steps taken: int32 scalar, whether the loop goes on: bool scalar, arrays of the outputs of each step; then, in a
+loop with summaries, what `_take_with_records` adds).
+"""
 
 NUM_EXAMPLES = tf.TensorSpec([], tf.int64)
 """The spec of a step's number of examples, which a loop returns beside the outputs of the step, as `num_examples`."""
@@ -231,8 +232,8 @@ class Loop:
           may_end: the input may end before the last step.
 
         Returns:
-          `taken` and `goes_on` as in State; `steps`: name -> output of each step, `[num_steps, ...]`; `records`: name ->
-          output of each step with summaries, of those that the other steps do not have.
+          `taken` and `goes_on` as in State; `steps`: name -> output of each step, `[num_steps, ...]`; `records`: name
+          -> output of each step with summaries, of those that the other steps do not have.
         """
         steps = {**self._step.specs, "num_examples": NUM_EXAMPLES}
         record_specs: Outputs = {}
@@ -278,8 +279,8 @@ class Loop:
           plain: takes steps without summaries.
           every: number of steps from one with summaries to the next.
           source, end: as in `_take_plain`.
-          state: as in `_take_plain`, and then: number of steps before the next step with summaries, number of steps with
-            summaries so far, arrays of the outputs that only steps with summaries have.
+          state: as in `_take_plain`, and then: number of steps before the next step with summaries, number of steps
+            with summaries so far, arrays of the outputs that only steps with summaries have.
         """
 
         def body(*state: Any) -> State:
@@ -323,8 +324,8 @@ class Loop:
         def body(taken: tf.Tensor, goes_on: tf.Tensor, *arrays: Any) -> State:
             del goes_on
             iterator = source.elements_of(taken)
-            # The moments of TIMES, as lists of one tensor, or of none if the step is not timed. Nothing but timestamps is
-            # added to the step, and no number depends on one.
+            # The moments of TIMES, as lists of one tensor, or of none if the step is not timed. Nothing but timestamps
+            # is added to the step, and no number depends on one.
             asked: list[tf.Tensor] = []
             if self._is_timed:
                 asked.append(tf.timestamp())

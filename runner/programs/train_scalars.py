@@ -450,8 +450,8 @@ class TrainWindow:
             return {}
         if collectives.num_workers > 1:
             totals = np.array(collectives.sum(self._sums.tolist()))
-            # The chief has the sums of all workers, as after a resume, so that the sums of a resumed run are the same to
-            # the last bit.
+            # The chief then has the sums of all workers, as after a resume, so that the sums of a resumed run are the
+            # same to the last bit.
             self._sums = totals if collectives.is_chief else self._zeros()
         sums, weights = np.split(self._sums, 2)
         numbers: dict[str, list[float]] = {}
