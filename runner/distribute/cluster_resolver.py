@@ -200,6 +200,7 @@ def _place_by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig,
     Raises:
       ConfigError: there are too few processes.
     """
+    # With an evaluator (True counts as 1), the last process is no trainer.
     trainers = list(addresses[: len(addresses) - settings.evaluator])
     num_ps = settings.num_ps if strategy == "parameter_server" else 0
     # A coordinator of parameter servers does not train itself; a chief may be the only one that trains.

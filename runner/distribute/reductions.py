@@ -142,12 +142,13 @@ def spans_processes(strategy: tf.distribute.Strategy) -> bool:
     return bool(strategy.num_replicas_in_sync > len(strategy.extended.worker_devices))
 
 
-def _collectable(value: Any) -> Any:
+def _dense_with_counts(value: Any) -> Any:
     """Return `value` in a form that a collective inside a loop can sum: IndexedSlices become dense tensors.
 
     A collective keeps the shape that it had in the loop's first step (TensorFlow 2.21), but the number of rows of
-    IndexedSlices differs between steps. A last column counts how often each row was looked up, so that their sum tells
-    which rows are touched: a row whose gradient is 0 is, one that nobody looked up is not.
+    IndexedSlices differs between steps. The last column of the dense tensor counts how often each row was looked up.
+    The sum of these counts over the replicas tells a row that was looked up, whose gradient may be 0, from one that was
+    not: only the former is updated.
     """
     if not isinstance(value, tf.IndexedSlices):
         return value
@@ -157,8 +158,13 @@ def _collectable(value: Any) -> Any:
     return tf.math.unsorted_segment_sum(counted, value.indices, value.dense_shape[0])
 
 
-def _from_collectable(total: Any, value: Any) -> Any:
-    """Return `total`, the sum of what `_collectable` made of `value` and others, with its touched rows alone."""
+def _looked_up_rows(total: Any, value: Any) -> Any:
+    """Return the gradient of all replicas, with the rows that any of them looked up.
+
+    Args:
+      total: the sum over the replicas of what `_dense_with_counts` returned.
+      value: the gradient of one replica; if it is dense, `total` is the gradient.
+    """
     if not isinstance(value, tf.IndexedSlices):
         return total
     counts = total[:, -1]
@@ -219,8 +225,8 @@ def _add_gathered_rows(
     def by_whole_tables() -> list[tuple[tf.Tensor, tf.Tensor]]:
         sums = []
         for value in own:
-            dense = replica.all_reduce(_collectable(value), None, options)
-            total = _from_collectable(dense, value)
+            dense = replica.all_reduce(_dense_with_counts(value), None, options)
+            total = _looked_up_rows(dense, value)
             sums.append((total.values, total.indices))
         return sums
 
@@ -532,7 +538,7 @@ class Reductions:
         for place in whole:
             value, destination = pairs[place]
             if isinstance(firsts[place], tf.IndexedSlices):
-                value = self._map_locals(_collectable, value)
+                value = self._map_locals(_dense_with_counts, value)
             dense.append((value, destination))
 
         def reduce(of_dtype: list[tuple[Any, Any]]) -> Sequence[Any]:
@@ -550,7 +556,7 @@ class Reductions:
         for place, total in zip(whole, totals, strict=True):
             first = firsts[place]
             if isinstance(first, tf.IndexedSlices):
-                total = self._map_locals(functools.partial(_from_collectable, value=first), total)
+                total = self._map_locals(functools.partial(_looked_up_rows, value=first), total)
             reduced[place] = total
         return reduced
 

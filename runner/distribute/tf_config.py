@@ -145,6 +145,7 @@ def _read_task(task: Any, tasks: Mapping[str, Sequence[str]], *, will_connect: b
     if not isinstance(task, Mapping) or "type" not in task:
         raise ConfigError(f'TF_CONFIG: task={json.dumps(task)} must be {{"type": "worker", "index": 0}}.')
     given = task["type"]
+    # If the place is only shown, `tasks` may have types that `_read_type` does not know.
     task_type = given if given in tasks else _read_type(given, "task.type")
     known = tasks.get(task_type, ())
     index = _read_index(task, is_only_one=len(known) < 2)

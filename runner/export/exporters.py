@@ -277,8 +277,8 @@ class _Record:
         if file_of_earlier_versions.exists():
             shutil.move(file_of_earlier_versions, file)
         recorded = (read_json(file) or {}).get("exports", {})
-        # Deleted exports are forgotten, so that their checkpoints may be exported again, and so that `last` is an export
-        # that is there.
+        # Deleted exports are forgotten, so that their checkpoints may be exported again, and so that `last` is an
+        # export that is there.
         names = {os.path.basename(path) for path in exports_in(export_path)}
         exports: dict[str, dict[str, Any]] = {}
         for name, facts in recorded.items():

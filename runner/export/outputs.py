@@ -209,7 +209,7 @@ def signatures_of(
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    inputs = {"": receiver_tensors}
+    inputs = {"": receiver_tensors}  # beginning of the names of signatures -> their inputs
     for name, tensors in alternatives.items():
         inputs[f"{name}:"] = tensors
     for prefix, tensors in inputs.items():

@@ -118,6 +118,7 @@ def write_saved_model(
         signatures: dict[str, Any] = {}
         for graph in graphs:
             signatures |= graph.signatures
+        # The card loads the graph of the last mode in the order of TAGS: that of PREDICT if there is one.
         last_mode = list(wanted)[-1]
         card = model_card.card_of(source.checkpoint, signatures, TAGS[last_mode])
         Path(temporary, MODEL_CARD_FILE).write_text(card, encoding="utf-8")

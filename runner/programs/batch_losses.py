@@ -94,7 +94,7 @@ class GlobalRows:
 
     def _sum(self, rows: tf.Tensor, places: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Return `[total, ...]`: the rows of all replicas at their places, added up."""
-        # Sparse, because the number of rows differs between steps: see `_collectable`.
+        # Sparse, because the number of rows differs between steps: see `reductions._dense_with_counts`.
         of_all = self._reductions.sum_over_replicas([tf.IndexedSlices(rows, places)])[0]
         return tf.math.unsorted_segment_sum(of_all.values, of_all.indices, total)
 

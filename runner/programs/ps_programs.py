@@ -40,7 +40,8 @@ class Coordinator:
         self.workers = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._collectives = collectives_of(strategy)
         self.num_workers = len(parameter_server.tasks_of(strategy)["worker"])
-        self._put_back = parameter_server.repeated_requests(self.workers)
+        # This list grows by the arguments of each request that is repeated because its worker was lost.
+        self._repeated_arguments = parameter_server.repeated_requests(self.workers)
         parameter_server.say_losses_in_a_line(_log)
 
     def run(
@@ -61,12 +62,14 @@ class Coordinator:
         Raises:
           PeerLost: a parameter server was lost, and with it the variables.
         """
-        self._put_back.clear()  # it has the requests of earlier calls, too
+        self._repeated_arguments.clear()  # it has the requests of earlier calls, too
         with self._collectives.noticing_lost_peers():
             results = [self.workers.schedule(function, args=arguments) for arguments in all_arguments]
             self.workers.join()  # raises an error of a request only when no request runs any more
             values = [result.fetch() for result in results]
-        lost = {id(arguments) for arguments in self._put_back}  # by identity: two requests may have equal arguments
+        lost = {
+            id(arguments) for arguments in self._repeated_arguments
+        }  # by identity: two requests may have equal arguments
         repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
         return values, repeated
 
@@ -220,6 +223,7 @@ def over_range(
     before = (iterator.get_next_as_optional(), tf.constant(0, tf.int64))
     optional, end = tf.while_loop(lambda optional, _: _is_before(first, optional), skip, before)
     is_after_first = optional.has_value() & ~_is_before(first + 1, optional)
+    # The iterator cannot go back: no step is taken then.
     passed = (first >= 0) & is_after_first
 
     def running(taken: tf.Tensor, end: tf.Tensor, optional: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:

@@ -185,6 +185,7 @@ class Loop:
         # All iterations use the same key for a collective (TensorFlow 2.21). With train_op=, nothing in an iteration
         # waits for the previous one, so it could start the collective while it still runs; then workers hang.
         self._parallel_iterations = 1 if meets_others else 10
+        # Two graph functions: without and with a check for the end of the input before each step. See Steps.may_end.
         self._bounded = tf.function(functools.partial(self._run, may_end=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, may_end=True), autograph=False)
 
