@@ -382,6 +382,7 @@ def _identity(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _reduction(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """A reduction along other axes than the first keeps the rows; one along the first is a MEAN or SUM of them."""
     if kinds[0] is Kind.SHAPE and operation.type == "Prod":
         return [Kind.SUM]  # the number of examples, times the size of one
     if kinds[0] is not Kind.ROWS:
@@ -396,6 +397,7 @@ def _reduction(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _matmul(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """The product of rows and a matrix that all replicas have keeps the rows; that of columns and rows is a SUM."""
     is_transposed = operation.get_attr("transpose_a")
     # In the product of columns and rows, the numbers of all examples are added up.
     columns = Kind.ROWS if is_transposed else Kind.COLUMNS
@@ -429,6 +431,7 @@ def _einsum(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _transpose(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """A matrix of rows becomes one of columns, and back. Else the first axis must stay the first."""
     order = tf.get_static_value(operation.inputs[1])
     if kinds[0] not in (Kind.ROWS, Kind.COLUMNS):
         return [_without_rows(operation, kinds)]
@@ -442,6 +445,7 @@ def _transpose(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _strided_slice(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """A slice of a batch keeps the rows if it takes all of them, in their order. A shape is sliced for a size."""
     begin = tf.get_static_value(operation.inputs[1])
     end = tf.get_static_value(operation.inputs[2])
     strides = tf.get_static_value(operation.inputs[3])

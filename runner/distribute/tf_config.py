@@ -45,6 +45,7 @@ def read_tf_config(text: str, *, will_connect: bool = True) -> Cluster:
 
 
 def _parse(text: str) -> Mapping[str, Any]:
+    """Return the JSON object in TF_CONFIG, {} for an empty text; a ConfigError shows where the text is no JSON."""
     try:
         tree = json.loads(text.strip() or "{}")
     except json.JSONDecodeError as error:

@@ -141,6 +141,7 @@ class EagerLoop:
         self._stop_at_nan = stop_at_nan
 
     def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
+        """Take the steps of `plan`, fewer if the data ends or a loss is not finite, and stack their outputs."""
         outputs: list[Outputs] = []
         examples: list[int] = []
         ended = False

@@ -67,9 +67,8 @@ class Coordinator:
             results = [self.workers.schedule(function, args=arguments) for arguments in all_arguments]
             self.workers.join()  # raises an error of a request only when no request runs any more
             values = [result.fetch() for result in results]
-        lost = {
-            id(arguments) for arguments in self._repeated_arguments
-        }  # by identity: two requests may have equal arguments
+        # By identity, because two requests may have equal arguments.
+        lost = {id(arguments) for arguments in self._repeated_arguments}
         repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
         return values, repeated
 

@@ -266,6 +266,7 @@ class TrainProgram(Program):
         return self._loops[key]
 
     def _build_part(self, request: StepRequest) -> Loop:
+        """Return a new loop, as `part` describes it."""
         tensors, effects = split_fetches(request.fetches)
         meets_others = self._store.num_replicas > self._pipeline.num_replicas
         support_checks.check_part(request.fetches, self._config, meets_others)
