@@ -383,7 +383,7 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
       ValueError: TF_CONFIG is not valid, such as a cluster without a chief and without a strategy.
     """
     try:
-        place = read_tf_config(tf_config, starts=False)
+        place = read_tf_config(tf_config, will_connect=False)
         if has_strategy and not place.is_evaluator:
             place = read_tf_config(tf_config)
     except ConfigError as error:

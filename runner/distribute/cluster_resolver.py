@@ -69,6 +69,11 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
 
 
 def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    """Return the place that TF_CONFIG gives this process, in the form that the strategy needs.
+
+    Raises:
+      ConfigError: TF_CONFIG is not set, cannot be read, or does not fit the strategy.
+    """
     if not env.get("TF_CONFIG", "").strip():
         raise ConfigError("cluster.resolver=tf_config, but TF_CONFIG is not set.")
     given = read_tf_config(env["TF_CONFIG"])
@@ -91,6 +96,11 @@ def _from_slurm(env: Mapping[str, str], settings: ClusterConfig, strategy: str) 
 
 
 def _from_sagemaker(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    """Return the place of this host in a SageMaker training job; hosts are ranked in the order of their names.
+
+    Raises:
+      ConfigError: this host is not in the job's list, or the hosts do not fit the strategy.
+    """
     hosts, host = managed_jobs.sagemaker_hosts(env)
     if host not in hosts:
         raise ConfigError(f"SM_CURRENT_HOST={host} is not in SM_HOSTS of a training job: {', '.join(hosts) or 'none'}.")
@@ -102,6 +112,14 @@ def _from_sagemaker(env: Mapping[str, str], settings: ClusterConfig, strategy: s
 
 
 def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    """Return the place of this pod.
+
+    If the pod's name says its role, the config says how many processes of each role there are. Else only the index
+    tells the pods apart, and decides the role.
+
+    Raises:
+      ConfigError: the pod's name or labels cannot be read, its index is too large, or the pods do not fit the strategy.
+    """
     pod = kubernetes.read_pod(env, settings.service)
     hostname = env["HOSTNAME"]
     trainers = task_counts(settings, strategy)
@@ -165,6 +183,7 @@ def _check_index(
 
 
 def _local(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    """Return the place of a run that starts all of its tasks itself, with the reason why no other cluster was found."""
     if settings.resolver == "local":
         why = "cluster.resolver=local."
     else:
@@ -200,6 +219,7 @@ def _place_by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig,
     Raises:
       ConfigError: there are too few processes.
     """
+    # With an evaluator (True counts as 1), the last process is no trainer.
     trainers = list(addresses[: len(addresses) - settings.evaluator])
     num_ps = settings.num_ps if strategy == "parameter_server" else 0
     # A coordinator of parameter servers does not train itself; a chief may be the only one that trains.

@@ -161,7 +161,9 @@ class WorkerCollectives(Collectives):
         return self._sum_array(values).tolist()
 
     def _sum_array(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Return the sums over the workers, float64 `[values]`."""
+        """Return the sums over the workers, float64 `[values]`. All workers must call this together. The listener of
+        `tell_waits` is told how long it took.
+        """
         size = max(_LEAST_SIZE, 1 << (len(values) - 1).bit_length())
         padded = np.zeros(size)
         padded[: len(values)] = values
@@ -176,9 +178,9 @@ class WorkerCollectives(Collectives):
         return total[: len(values)]
 
     def part(self) -> None:
-        # TensorFlow (2.21) has done a worker's part in a sum before its last message has left the process. If that ends
-        # at once, another worker gets "Socket closed" in place of the sum. Hence two: the first says that all are here.
-        # Who loses a peer in the second has left it behind with nothing to do.
+        # TensorFlow (2.21) has done a worker's part in a sum before its last message has left the process. If the
+        # process ends at once, another worker gets "Socket closed" in place of the sum. Hence two sums: the first says
+        # that all workers are here. A worker that loses a peer in the second one needs nothing of it any more.
         self.sum([])
         with contextlib.suppress(PeerLost):
             self.sum([])
@@ -204,7 +206,7 @@ class WorkerCollectives(Collectives):
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         sizes = [int(size) for size in self.gather(len(data))]
-        lengths = [-(-size // _WORD.itemsize) for size in sizes]
+        lengths = [-(-size // _WORD.itemsize) for size in sizes]  # in words, rounded up
         begin = sum(lengths[: self.worker_index])
         end = begin + lengths[self.worker_index]
         padding = bytes(-len(data) % _WORD.itemsize)

@@ -45,6 +45,7 @@ class GradientCalls:
           gradients: what TensorFlow has computed: tensors, IndexedSlices or None.
           sources: with respect to what; one for each gradient.
         """
+        # Only gradients with respect to variables count, which are what has a method `assign`.
         places = [place for place, source in enumerate(sources) if hasattr(source, "assign")]
         if v1.get_default_graph() is not self._graph or not places:
             return gradients
@@ -82,22 +83,24 @@ class GradientCalls:
         return replaced(v1.train.Optimizer, "apply_gradients", apply_gradients)
 
 
-_NOBODY = GradientCalls()
+_NO_CALLS = GradientCalls()
 
 
 class _OfThread(threading.local):
-    calls = _NOBODY
+    calls = _NO_CALLS
 
 
 _of_thread = _OfThread()
 
 
 class FoundCalls(GradientCalls):
-    """The calls of the trace of discovery."""
+    """The calls of the trace of discovery, which finds those whose gradients reach a write to a variable."""
 
     def __init__(self, graph: Any) -> None:
         super().__init__(graph)
+        # Reference of a tensor that a call returned -> number of the call.
         self._call_of: dict[Any, int] = {}
+        # Reference of the copy that an optimizer got -> tensor that model_fn gave to the optimizer.
         self._given: dict[Any, tf.Tensor] = {}
 
     def of_call(self, number: int, pairs: Pairs) -> list[Any]:
@@ -129,13 +132,14 @@ class FoundCalls(GradientCalls):
                 continue
             seen.add(tensor.ref())
             given = self._given.get(tensor.ref())
-            if given is None:
+            if given is None:  # not the gradient of an optimizer
                 if tensor.ref() in self._call_of:
                     numbers.add(self._call_of[tensor.ref()])
                 else:
                     waiting += tensor.op.inputs
             elif given.ref() not in self._call_of:
-                # Else the optimizer gets it as it was computed, and sums it over the replicas.
+                # model_fn changed the gradient between the call and the optimizer. One that it did not change needs no
+                # sum here: the optimizer sums it over the replicas.
                 waiting.append(given)
         return frozenset(numbers)
 
@@ -176,7 +180,9 @@ def writes_in(operations: Iterable[tf.Operation], handles: Container[str]) -> It
 
 
 def gradients_given_to_calls() -> contextlib.AbstractContextManager[None]:
-    """Give what is computed inside this context to the calls of its thread, if `calls_of_model_fn` says which."""
+    """Pass the gradients that are computed inside this context to the GradientCalls of `calls_of_model_fn`, which may
+    replace them.
+    """
 
     def give(gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
         return _of_thread.calls.gradients(gradients, sources)
@@ -186,16 +192,18 @@ def gradients_given_to_calls() -> contextlib.AbstractContextManager[None]:
 
 def is_computed_by_model_fn() -> bool:
     """Report whether a gradient that is being computed in this thread is one that model_fn asked for."""
-    return _of_thread.calls is not _NOBODY
+    return _of_thread.calls is not _NO_CALLS
 
 
 def calls_of_model_fn(calls: GradientCalls) -> contextlib.AbstractContextManager[None]:
-    """Give `calls` what model_fn, which runs inside this context in this thread, computes."""
+    """Pass to `calls` the gradients that model_fn computes, which runs inside this context, in this thread."""
     return replaced(_of_thread, "calls", calls)
 
 
 def _mark(gradient: Any) -> Any:
-    """Return a copy on which nothing else depends: a result of a call may also be used on the way to another."""
+    """Return a copy of a gradient, None of None. TensorFlow may use the gradient itself on the way to another one; only
+    what model_fn computes from it depends on the copy.
+    """
     if gradient is None:
         return None
     with v1.name_scope("runner/"):
@@ -207,7 +215,7 @@ def _mark(gradient: Any) -> Any:
 
 
 def _tensors(gradients: Iterable[Any]) -> list[tf.Tensor]:
-    """Return the tensors of gradients that differ from step to step."""
+    """Return the tensors of gradients: of IndexedSlices the values and indices, and nothing of None."""
     tensors = []
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):

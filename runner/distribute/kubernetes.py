@@ -26,7 +26,7 @@ PODS_PER_JOB = "JOBSET_PODS_PER_JOB"
 """Environment variable with a number of the manifest: `completions` of the replicated job."""
 NUM_JOBS = "JOBSET_REPLICAS"
 """Environment variable with a number of the manifest: `replicas` of the replicated job."""
-_LEAST = {PODS_PER_JOB: 1, NUM_JOBS: 1, "JOBSET_JOB_INDEX": 0, "JOB_COMPLETION_INDEX": 0}
+_SMALLEST_NUMBERS = {PODS_PER_JOB: 1, NUM_JOBS: 1, "JOBSET_JOB_INDEX": 0, "JOB_COMPLETION_INDEX": 0}
 """Environment variable that holds a number -> the smallest number that it can have."""
 
 
@@ -130,7 +130,7 @@ def _pod_of_job_set(env: Mapping[str, str], hostname: str, service: str | None) 
             f"Kubernetes: HOSTNAME={hostname} is not {expected}, as {', '.join(JOB_SET)} and JOB_COMPLETION_INDEX say. "
             "Use completionMode: Indexed, without hostNetwork."
         )
-    for variable, least in _LEAST.items():
+    for variable, least in _SMALLEST_NUMBERS.items():
         _check_number(env, variable, least)
     is_in_first_job = int(job) == 0
     in_other_job = f"Kubernetes: HOSTNAME={hostname} is in Job {job} of {replicated_job}."
@@ -156,8 +156,8 @@ def _pod_of_job_set(env: Mapping[str, str], hostname: str, service: str | None) 
 def _check_needs_no_labels(hostname: str, index: str, service: str | None, missing: Sequence[str]) -> None:
     """Check that a pod without all variables of JOB_SET is not one of a JobSet, whose labels alone say its place.
 
-    The Job `digits-7` alone also makes a pod `digits-7-0`. What it has and a JobSet's manifest need not have is a name
-    of the Service in the config, and no role before the number.
+    A pod `digits-7-0` may be that of a JobSet, or of a Job of its own named `digits-7`. It is taken for the latter if
+    the config names a Service, which a JobSet does not need, and there is no role before the number.
 
     Args:
       hostname: the name of the pod.
@@ -166,21 +166,21 @@ def _check_needs_no_labels(hostname: str, index: str, service: str | None, missi
       missing: the variables of JOB_SET that are not set.
 
     Raises:
-      ConfigError: it has some of these variables, or the name of a JobSet's pod.
+      ConfigError: the pod has some of these variables, or the name of a JobSet's pod.
     """
     has_some_labels = len(missing) < len(JOB_SET)
-    seems = re.fullmatch(rf"(.+?)-\d+-{re.escape(index)}", hostname) if index else None
-    has_role = seems is not None and seems[1].rpartition("-")[2] in TASK_TYPES
-    is_named_like_one = seems is not None and (has_role or not service)
+    name_of_job_set = re.fullmatch(rf"(.+?)-\d+-{re.escape(index)}", hostname) if index else None
+    has_role = name_of_job_set is not None and name_of_job_set[1].rpartition("-")[2] in TASK_TYPES
+    is_named_like_one = name_of_job_set is not None and (has_role or not service)
     if not has_some_labels and not is_named_like_one:
         return
-    lines = []
+    env_entries = []
     for variable in missing:
         field = f"metadata.labels['jobset.sigs.k8s.io/{JOB_SET[variable]}']"
-        lines.append(f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{field}"}}}}}}')
-    env_lines = "\n".join(lines)
+        env_entries.append(f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{field}"}}}}}}')
+    env_lines = "\n".join(env_entries)
     if_alone = ""
-    if seems is not None and not has_role:
+    if name_of_job_set is not None and not has_role:
         job = hostname.rpartition("-")[0]
         if_alone = f"\nIf it is a Job named {job}, set cluster.service={job}, its Service."
     raise ConfigError(
@@ -189,10 +189,10 @@ def _check_needs_no_labels(hostname: str, index: str, service: str | None, missi
     )
 
 
-def _check_number(env: Mapping[str, str], variable: str, least: int) -> None:
+def _check_number(env: Mapping[str, str], variable: str, smallest: int) -> None:
     if variable not in env:
         return
     text = env[variable]
     is_number = re.fullmatch("[0-9]+", text) is not None
-    if not is_number or int(text) < least:
-        raise ConfigError(f"Kubernetes: {variable}={text} is not a number of {least} or more.")
+    if not is_number or int(text) < smallest:
+        raise ConfigError(f"Kubernetes: {variable}={text} is not a number of {smallest} or more.")

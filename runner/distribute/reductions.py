@@ -30,7 +30,7 @@ This takes one message per worker. TensorFlow's sum over a ring takes two, one a
 of the sum, then the sums). A sum of two numbers has the same bits in either order; with more workers it would not.
 """
 
-_SIZES = [(4 + step % 4) << (4 + step // 4) for step in range(116)]
+_MESSAGE_SIZES = [(4 + step % 4) << (4 + step // 4) for step in range(116)]
 """Sizes of the messages by which rows travel: 64 numbers and more, in four steps to the next power of two."""
 
 
@@ -51,8 +51,11 @@ class ReplicaWeights:
         return tf.cast(self.counts[replica] / self.global_count, dtype)
 
     def share_in_gradient(self, replica: int, dtype: tf.DType) -> tf.Tensor:
-        """Return by what the gradient of the replica's loss, which is being computed, will be multiplied: its share if
-        model_fn computes it; 1 if the runner does (`optimizer=`), whose loss has been multiplied by it.
+        """Return the factor, a scalar of `dtype`, by which the gradient that is being computed will be multiplied
+        later.
+
+        It is the replica's share if model_fn computes the gradient. It is 1 if the runner does (`optimizer=`), because
+        the loss has been multiplied by the share already.
         """
         if is_computed_by_model_fn():
             return self.share(replica, dtype)
@@ -62,8 +65,10 @@ class ReplicaWeights:
         """Return a scalar of `dtype`: 1 if the replica has an example, 0 if it has a placeholder."""
         return tf.cast(self.counts[replica] > 0, dtype)
 
-    def of_examples(self, gradient: Any, replica: int) -> Any:
-        """Return a replica's gradient without rows that only a placeholder example looked up: they are not touched."""
+    def without_placeholder_rows(self, gradient: Any, replica: int) -> Any:
+        """Return a replica's gradient; without rows, if it is sparse and the replica has a placeholder example: rows
+        that only such an example looked up must not be updated.
+        """
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
         rows = tf.where(self.counts[replica] > 0, tf.shape(gradient.indices)[0], 0)
@@ -137,12 +142,13 @@ def spans_processes(strategy: tf.distribute.Strategy) -> bool:
     return bool(strategy.num_replicas_in_sync > len(strategy.extended.worker_devices))
 
 
-def _collectable(value: Any) -> Any:
+def _dense_with_counts(value: Any) -> Any:
     """Return `value` in a form that a collective inside a loop can sum: IndexedSlices become dense tensors.
 
     A collective keeps the shape that it had in the loop's first step (TensorFlow 2.21), but the number of rows of
-    IndexedSlices differs between steps. A last column counts how often each row was looked up, so that their sum tells
-    which rows are touched: a row whose gradient is 0 is, one that nobody looked up is not.
+    IndexedSlices differs between steps. The last column of the dense tensor counts how often each row was looked up.
+    The sum of these counts over the replicas tells a row that was looked up, whose gradient may be 0, from one that was
+    not: only the former is updated.
     """
     if not isinstance(value, tf.IndexedSlices):
         return value
@@ -152,8 +158,13 @@ def _collectable(value: Any) -> Any:
     return tf.math.unsorted_segment_sum(counted, value.indices, value.dense_shape[0])
 
 
-def _from_collectable(total: Any, value: Any) -> Any:
-    """Return `total`, the sum of what `_collectable` made of `value` and others, with its touched rows alone."""
+def _looked_up_rows(total: Any, value: Any) -> Any:
+    """Return the gradient of all replicas, with the rows that any of them looked up.
+
+    Args:
+      total: the sum over the replicas of what `_dense_with_counts` returned.
+      value: the gradient of one replica; if it is dense, `total` is the gradient.
+    """
     if not isinstance(value, tf.IndexedSlices):
         return total
     counts = total[:, -1]
@@ -195,13 +206,13 @@ def _add_gathered_rows(
     counts = replica.gather(own_counts, options)
     # Where in a replica's message the rows of each gradient end, `[replicas, gradients]`.
     ends = tf.cumsum(tf.reshape(counts, [num_replicas, -1]) * tf.constant(widths, tf.int64), 1)
-    number = tf.searchsorted(tf.constant(_SIZES, tf.int64), tf.reduce_max(ends)[None])[0]
-    size = tf.gather(tf.constant(_SIZES, tf.int64), number)
+    size_number = tf.searchsorted(tf.constant(_MESSAGE_SIZES, tf.int64), tf.reduce_max(ends)[None])[0]
+    size = tf.gather(tf.constant(_MESSAGE_SIZES, tf.int64), size_number)
 
     def by_rows() -> list[tuple[tf.Tensor, tf.Tensor]]:
         vector = tf.concat([_rows_to_vector(value) for value in own], 0)
         padded = tf.pad(vector, [[0, size - tf.size(vector, tf.int64)]])
-        messages = tf.reshape(replica.gather(padded, options, number), [num_replicas, -1])
+        messages = tf.reshape(replica.gather(padded, options, size_number), [num_replicas, -1])
         begins = tf.pad(ends, [[0, 0], [1, 0]])
         sums = []
         for place, value in enumerate(own):
@@ -211,11 +222,11 @@ def _add_gathered_rows(
             sums.append((total.values, total.indices))
         return sums
 
-    def whole() -> list[tuple[tf.Tensor, tf.Tensor]]:
+    def by_whole_tables() -> list[tuple[tf.Tensor, tf.Tensor]]:
         sums = []
         for value in own:
-            dense = replica.all_reduce(_collectable(value), None, options)
-            total = _from_collectable(dense, value)
+            dense = replica.all_reduce(_dense_with_counts(value), None, options)
+            total = _looked_up_rows(dense, value)
             sums.append((total.values, total.indices))
         return sums
 
@@ -224,7 +235,7 @@ def _add_gathered_rows(
     # always right there; so they are where the number of rows of a table is not known before a step.
     tables = [value.shape.num_elements() for value in own]
     if num_replicas > 2 and None not in tables:
-        sums = tf.cond(size * num_replicas > 2 * sum(tables), whole, by_rows)
+        sums = tf.cond(size * num_replicas > 2 * sum(tables), by_whole_tables, by_rows)
     else:
         sums = by_rows()
     return [tf.IndexedSlices(*total, value.dense_shape) for total, value in zip(sums, own, strict=True)]
@@ -260,7 +271,7 @@ def _rows_from_vector(vector: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSl
     return tf.IndexedSlices(values, indices, like.dense_shape)
 
 
-def _put(values: list[Any], places: Iterable[int], new: Iterable[Any]) -> None:
+def _set_at(values: list[Any], places: Iterable[int], new: Iterable[Any]) -> None:
     """Set the values at `places`, in their order, to `new`."""
     for place, value in zip(places, new, strict=True):
         values[place] = value
@@ -275,7 +286,7 @@ def _reduce_by_dtype(
         places_of.setdefault(dtype_of(value), []).append(place)
     reduced: list[Any] = [None] * len(values)
     for places in places_of.values():
-        _put(reduced, places, reduce([values[place] for place in places]))
+        _set_at(reduced, places, reduce([values[place] for place in places]))
     return reduced
 
 
@@ -302,7 +313,7 @@ def _reduce_in_order(
     places = [place for place, gradient in enumerate(reduced) if not is_total(gradient)]
     places.sort(key=name_at)
     if places:
-        _put(reduced, places, reduce([pairs[place] for place in places]))
+        _set_at(reduced, places, reduce([pairs[place] for place in places]))
     return reduced
 
 
@@ -324,7 +335,7 @@ class Reductions:
       multiplied by the replica's share of the global batch. Their sum is then the mean over examples.
     - a MEAN (moving averages of BatchNorm) becomes the mean weighted by examples.
     - a SUM inside layers (synchronized BatchNorm) leaves out replicas without examples, whose batch is a placeholder.
-    Inside `as_is` nothing is weighted, and optimizers get global gradients (`optimizer=`).
+    Inside `without_weights` nothing is weighted, and optimizers get global gradients (`optimizer=`).
 
     Known limit: the backward pass of synchronized BatchNorm sums over replicas before the gradients are weighted, so
     a classic `train_op` with replicas of different sizes is inexact. `optimizer=` is exact.
@@ -352,21 +363,26 @@ class Reductions:
         self._has_global_gradients = has_global_gradients
         self._is_only_replica = discovers or weights.counts.shape[0] == strategy.num_replicas_in_sync == 1
         # Shared by the replica threads, which pass every merge_call, and so enter and leave, together.
-        self._as_is = False
+        self._is_without_weights = False
 
     @contextlib.contextmanager
-    def as_is(self) -> Iterator[None]:
-        """Reduce without weights inside this context: values are weighted already, and optimizers get the global
-        gradient.
+    def without_weights(self) -> Iterator[None]:
+        """Reduce without weights inside this context, whose values are weighted already. What optimizers apply inside
+        it is the global gradient, which is not summed again.
         """
-        self._as_is = True
+        self._is_without_weights = True
         try:
             yield
         finally:
-            self._as_is = False
+            self._is_without_weights = False
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Reductions]:
+        """Weight the reductions of the strategy inside this context, as the class says.
+
+        This replaces methods of the strategy's `extended`, through which TensorFlow and Keras reduce values of
+        replicas, and `v1.train.Optimizer.apply_gradients`.
+        """
         if self._is_only_replica:
             yield self
             return
@@ -377,28 +393,29 @@ class Reductions:
         reduce_to = extended.reduce_to
         apply_gradients = v1.train.Optimizer.apply_gradients
 
+        # Each of `pairs` is (value of the replicas, destination); the destination of a gradient is its variable.
         def sum_of_gradients(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any) -> list[Any]:
             def reduce(differing: list[tuple[Any, Any]]) -> list[Any]:
                 return list(batch_reduce_to(op, differing, options))
 
-            return _reduce_in_order(pairs, self._is_same, reduce)
+            return _reduce_in_order(pairs, self._is_same_on_all, reduce)
 
         def weighted_batch_reduce_to(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> Any:
             are_gradients = all(isinstance(destination, tf.Variable) for _, destination in pairs)
-            if are_gradients and self._as_is:
+            if are_gradients and self._is_without_weights:  # global gradients already
                 return [value for value, _ in pairs]
-            if are_gradients:  # weighted in replica context, unless they are those of the global batch already
+            if are_gradients:  # weighted in replica context already, or global gradients, which stay as they are
                 return self._note_as_same(sum_of_gradients(op, pairs, options))
-            if self._as_is:
+            if self._is_without_weights:
                 return self._note_as_same(batch_reduce_to(op, pairs, options))
             weighted = [(self._weigh(op, value), destination) for value, destination in pairs]
             return self._note_as_same(batch_reduce_to(_SUM, weighted, options))
 
         def weighted_reduce_to(op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
-            # The only replica of a process has a tensor in place of values of replicas.
+            # Where a process has one replica, its value is a tensor, and not an object that holds values of replicas.
             is_of_only_one = num_local_replicas == 1 and isinstance(value, tf.Tensor)
             is_of_replicas = is_of_only_one or isinstance(value, per_replica)
-            if self._as_is or not is_of_replicas:
+            if self._is_without_weights or not is_of_replicas:
                 return self._note_as_same(reduce_to(op, value, destinations, options))
             return self._note_as_same(reduce_to(_SUM, self._weigh(op, value), destinations, options))
 
@@ -416,7 +433,7 @@ class Reductions:
         """Return `values`, tensors or IndexedSlices, summed over all replicas as they are. In replica context."""
         if self._is_only_replica:
             return list(values)
-        with self.as_is():
+        with self.without_weights():
             return all_reduce(values)
 
     def over_replicas(self, op: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -437,9 +454,9 @@ class Reductions:
         if self._values is not None:
             self._values.are_own(values)
 
-    def _is_same(self, value: Any) -> bool:
+    def _is_same_on_all(self, value: Any) -> bool:
         """Report whether a value is known to be the same on all replicas."""
-        return all(self._is_of_all(local) for local in self._strategy.experimental_local_results(value))
+        return all(self._is_global_gradient(local) for local in self._strategy.experimental_local_results(value))
 
     def _note_as_same(self, reduced: Any) -> Any:
         """Note that the result of a reduction is the same on all replicas, and return it."""
@@ -464,26 +481,28 @@ class Reductions:
             return batch_reduce_to
         on_one_device = tf.distribute.ReductionToOneDevice()
         chosen = cluster.chosen_cross_device_ops(self._strategy)
-        if chosen is not None and not type(chosen).__module__.startswith("tensorflow."):
-            return batch_reduce_to  # the user's own
+        is_of_user = chosen is not None and not type(chosen).__module__.startswith("tensorflow.")
+        if is_of_user:
+            return batch_reduce_to
         are_cpus = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
-        # A copy was explicitly configured; nccl does not run on CPUs.
+        # HierarchicalCopyAllReduce was configured explicitly, so it is used. The choice cannot be nccl: it runs on no
+        # CPU.
         is_copy = isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
         all_on_one_device = are_cpus and not is_copy
 
         def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
-            ours = []
-            others = []
+            on_one = []
+            by_strategy = []
             for place, (value, _) in enumerate(pairs):
                 if all_on_one_device or isinstance(self._first_local(value), tf.IndexedSlices):
-                    ours.append(place)
+                    on_one.append(place)
                 else:
-                    others.append(place)
+                    by_strategy.append(place)
             reduced: list[Any] = [None] * len(pairs)
-            if ours:
-                _put(reduced, ours, on_one_device.batch_reduce(op, [pairs[place] for place in ours]))
-            if others:
-                _put(reduced, others, batch_reduce_to(op, [pairs[place] for place in others], options))
+            if on_one:
+                _set_at(reduced, on_one, on_one_device.batch_reduce(op, [pairs[place] for place in on_one]))
+            if by_strategy:
+                _set_at(reduced, by_strategy, batch_reduce_to(op, [pairs[place] for place in by_strategy], options))
             return reduced
 
         return reduce
@@ -491,7 +510,18 @@ class Reductions:
     def _reduce_between_processes(
         self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
+        """Return the values of (value, destination) pairs, reduced over the replicas of all workers.
+
+        Large sparse gradients are sent by rows, and all else as dense tensors, those of one dtype together.
+
+        Args:
+          batch_reduce_to: the strategy's own method, which works on dense tensors.
+          op: SUM or MEAN.
+          pairs: as in `batch_reduce_to`.
+          options: CommunicationOptions.
+        """
         firsts = [self._first_local(value) for value, _ in pairs]
+        # One object for each local replica; without any, only the strategy's own method is used.
         collectives = cluster.collectives(self._strategy) if op == _SUM else []
         by_rows = []
         whole = []
@@ -503,29 +533,30 @@ class Reductions:
         reduced: list[Any] = [None] * len(pairs)
         sum_rows = functools.partial(self._sum_rows, collectives, options)
         sparse = [pairs[place][0] for place in by_rows]
-        _put(reduced, by_rows, _reduce_by_dtype(sparse, self._dtype, sum_rows))
+        _set_at(reduced, by_rows, _reduce_by_dtype(sparse, self._dtype, sum_rows))
         dense = []
         for place in whole:
             value, destination = pairs[place]
             if isinstance(firsts[place], tf.IndexedSlices):
-                value = self._map_locals(_collectable, value)
+                value = self._map_locals(_dense_with_counts, value)
             dense.append((value, destination))
 
         def reduce(of_dtype: list[tuple[Any, Any]]) -> Sequence[Any]:
             values = [value for value, _ in of_dtype]
             is_one_of_two = len(collectives) == 1 and self._strategy.num_replicas_in_sync == 2
+            # See _GATHERED_BYTES.
             if not is_one_of_two or collectives[0].in_packs or not _are_few_numbers(values):
                 return batch_reduce_to(op, of_dtype, options)
             with tf.device(self._strategy.extended.worker_devices[0]):
-                of_both = collectives[0].gather(_pack(values), options)
-                first, second = tf.split(of_both, 2)
+                gathered = collectives[0].gather(_pack(values), options)
+                first, second = tf.split(gathered, 2)
                 return _unpack(first + second, values)
 
         totals = _reduce_by_dtype(dense, lambda pair: self._dtype(pair[0]), reduce)
         for place, total in zip(whole, totals, strict=True):
             first = firsts[place]
             if isinstance(first, tf.IndexedSlices):
-                total = self._map_locals(functools.partial(_from_collectable, value=first), total)
+                total = self._map_locals(functools.partial(_looked_up_rows, value=first), total)
             reduced[place] = total
         return reduced
 
@@ -560,13 +591,17 @@ class Reductions:
         return self._per_replica(values) if len(values) > 1 else values[0]
 
     def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sum (gradient, variable) pairs over replicas, and their rows; optimizers of Keras 3 and tf_keras call it."""
-        if self._as_is:
+        """Return (gradient, variable) pairs whose gradients are summed over the replicas, and have each row once.
+
+        Optimizers of Keras 3 and tf_keras that model_fn calls get their gradients from here. Inside `without_weights`
+        the pairs stay as they are.
+        """
+        if self._is_without_weights:
             return grads_and_vars
         pairs = grads_and_vars if self._is_only_replica else self._weighted_gradients(grads_and_vars)
 
         def is_total(gradient: Any) -> bool:
-            return gradient is None or self._is_only_replica or self._is_of_all(gradient)
+            return gradient is None or self._is_only_replica or self._is_global_gradient(gradient)
 
         def reduce(differing: list[tuple[Any, Any]]) -> list[Any]:
             return all_reduce([gradient for gradient, _ in differing])
@@ -577,20 +612,21 @@ class Reductions:
         return list(zip(totals, variables, strict=True))
 
     def _weighted_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        """Return (gradient, variable) pairs of this replica, multiplied by its share of the global batch."""
         pairs = list(grads_and_vars)
-        if self._as_is or tf.distribute.in_cross_replica_context():
+        if self._is_without_weights or tf.distribute.in_cross_replica_context():
             return pairs
         replica = local_replica()
 
         def weighted(gradient: Any) -> Any:
-            if gradient is None or self._is_of_all(gradient):
+            if gradient is None or self._is_global_gradient(gradient):
                 return gradient
             share = self._weights.share(replica, gradient.dtype)
-            return self._weights.of_examples(scale(gradient, share), replica)
+            return self._weights.without_placeholder_rows(scale(gradient, share), replica)
 
         return [(weighted(gradient), variable) for gradient, variable in pairs]
 
-    def _is_of_all(self, gradient: Any) -> bool:
+    def _is_global_gradient(self, gradient: Any) -> bool:
         """Report whether a replica's gradient is that of the global batch already."""
         if self._values is None or not self._has_global_gradients:
             return False
@@ -602,7 +638,7 @@ class Reductions:
         """
         replicas = range(self._weights.counts.shape[0])
         values = self._strategy.experimental_local_results(value)
-        if len(values) == 1:
+        if len(values) == 1:  # one value that all local replicas have
             values = values * len(replicas)
         weight = self._weights.presence if op == _SUM else self._weights.share
         weighted = []

@@ -109,7 +109,7 @@ class ReplicaValues:
 
     def _kind_of(self, tensor: tf.Tensor) -> Kind:
         """Return the kind of a tensor, after those of all that it is computed from."""
-        # A stack of its own: a deep model has more operations in a row than Python has calls.
+        # A stack in place of recursion: a deep model has more operations in a row than Python has calls.
         stack = [tensor]
         while stack:
             last = stack[-1]
@@ -126,6 +126,7 @@ class ReplicaValues:
         return self._kinds[tensor.ref()]
 
     def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Return the inputs of a tensor's operation; for a placeholder of a function, the tensor outside of it."""
         outer = self._captured(tensor)
         if hasattr(outer, "op"):
             return [outer]
@@ -381,6 +382,7 @@ def _identity(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _reduction(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """A reduction along other axes than the first keeps the rows; one along the first is a MEAN or SUM of them."""
     if kinds[0] is Kind.SHAPE and operation.type == "Prod":
         return [Kind.SUM]  # the number of examples, times the size of one
     if kinds[0] is not Kind.ROWS:
@@ -395,6 +397,7 @@ def _reduction(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _matmul(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """The product of rows and a matrix that all replicas have keeps the rows; that of columns and rows is a SUM."""
     is_transposed = operation.get_attr("transpose_a")
     # In the product of columns and rows, the numbers of all examples are added up.
     columns = Kind.ROWS if is_transposed else Kind.COLUMNS
@@ -428,6 +431,7 @@ def _einsum(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _transpose(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """A matrix of rows becomes one of columns, and back. Else the first axis must stay the first."""
     order = tf.get_static_value(operation.inputs[1])
     if kinds[0] not in (Kind.ROWS, Kind.COLUMNS):
         return [_without_rows(operation, kinds)]
@@ -441,37 +445,39 @@ def _transpose(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _strided_slice(operation: tf.Operation, kinds: Kinds) -> Kinds:
+    """A slice of a batch keeps the rows if it takes all of them, in their order. A shape is sliced for a size."""
     begin = tf.get_static_value(operation.inputs[1])
     end = tf.get_static_value(operation.inputs[2])
     strides = tf.get_static_value(operation.inputs[3])
     if begin is None or end is None or strides is None:
         return [Kind.OWN]
-    of_first = [name for name in _MASKS if operation.get_attr(name) & 1]
+    # A mask has a bit for each part of the index `[begin:end:stride, ...]`. These have that of the first part.
+    masks_of_first = [name for name in _MASKS if operation.get_attr(name) & 1]
     if kinds[0] is Kind.SHAPE:
-        return [_part_of_shape(begin, end, of_first)]
+        return [_part_of_shape(begin, end, masks_of_first)]
     if kinds[0] is not Kind.ROWS:
         return [_without_rows(operation, kinds)]
-    if "ellipsis_mask" in of_first:
-        num_new = operation.get_attr("new_axis_mask").bit_count()
-        num_named = len(begin) - 1 - num_new
+    if "ellipsis_mask" in masks_of_first:  # `[..., 0]` has all rows if the ellipsis stands for the first axis
+        num_new_axes = operation.get_attr("new_axis_mask").bit_count()
+        num_named_axes = len(begin) - 1 - num_new_axes
         rank = operation.inputs[0].shape.rank
-        is_whole = rank is not None and rank > num_named
+        is_whole = rank is not None and rank > num_named_axes
     else:
-        is_whole = of_first == ["begin_mask", "end_mask"] and strides[0] == 1
+        is_whole = masks_of_first == ["begin_mask", "end_mask"] and strides[0] == 1
     return [Kind.ROWS] if is_whole else [Kind.OWN]
 
 
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
-def _part_of_shape(begin: np.ndarray, end: np.ndarray, of_first: Sequence[str]) -> Kind:
+def _part_of_shape(begin: np.ndarray, end: np.ndarray, masks_of_first: Sequence[str]) -> Kind:
     """Return the kind of a slice of the shape of a batch: the number of examples, sizes of one example, or both."""
-    first = 0 if "begin_mask" in of_first else begin[0]
+    first = 0 if "begin_mask" in masks_of_first else begin[0]
     if first > 0:
         return Kind.SAME
     if first < 0:
         return Kind.OWN
-    is_one = "shrink_axis_mask" in of_first or ("end_mask" not in of_first and end[0] == 1)
+    is_one = "shrink_axis_mask" in masks_of_first or ("end_mask" not in masks_of_first and end[0] == 1)
     return Kind.SUM if is_one else Kind.SHAPE
 
 

@@ -109,6 +109,8 @@ def _list_numbers(ranges: Sequence[tuple[range, int]]) -> list[str]:
 
 def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) -> list[int]:
     """Return the number of tasks of each node: `2(x3),1` -> 2, 2, 2, 1."""
+    # With one node, or one task on each node, the numbers follow without the variable of the whole job, which may
+    # differ.
     if len(nodes) in (1, count) and "SLURM_STEP_TASKS_PER_NODE" not in env:
         return [count // len(nodes)] * len(nodes)
     name, text = _first_set(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")

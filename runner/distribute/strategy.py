@@ -135,6 +135,17 @@ def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> 
 
 
 def _cross_device_ops(name: str, num_packs: int, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
+    """Return what sums gradients over the devices of a MirroredStrategy; None: TensorFlow decides.
+
+    Warns of settings that have no effect with one device.
+
+    Args:
+      name, num_packs: as in `build_strategy`.
+      devices: the devices of the strategy.
+
+    Raises:
+      ConfigError: the settings do not fit together, or do not fit the devices.
+    """
     are_cpus = ["cpu" in device.lower() for device in devices]
     if num_packs != 1 and name not in PACKED_OPS:
         raise ConfigError(

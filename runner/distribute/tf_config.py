@@ -16,7 +16,7 @@ _CONTEXT = 20
 """Number of characters of an invalid TF_CONFIG that a message shows on each side of the mistake."""
 
 
-def read_tf_config(text: str, *, starts: bool = True) -> Cluster:
+def read_tf_config(text: str, *, will_connect: bool = True) -> Cluster:
     """Return the cluster in TF_CONFIG, and this process's place in it.
 
     The old task type `master` means the chief. An evaluator stays in `tasks` if TF_CONFIG's `cluster` names it. Without
@@ -24,26 +24,28 @@ def read_tf_config(text: str, *, starts: bool = True) -> Cluster:
 
     Args:
       text: the text of TF_CONFIG.
-      starts: the processes will be connected. False: it is only shown; types of tasks and addresses may be any.
+      will_connect: the processes will be connected. False: a RunConfig only shows the place, so types of tasks
+        and addresses may be any.
 
     Raises:
       ConfigError: the text is not JSON, or has no task, an unknown task, an invalid address, or a sparseCluster.
     """
     tree = _parse(text)
-    if starts and "cluster" not in tree and "sparseCluster" in tree:
-        # It names only the parameter servers and this process, which would train alone.
+    if will_connect and "cluster" not in tree and "sparseCluster" in tree:
+        # A sparseCluster names only the parameter servers and this process, which would train alone.
         raise ConfigError(
             "TF_CONFIG has a sparseCluster, which does not name all tasks, in place of a cluster. Every task must know "
             "all others: set enableDynamicWorker: false in the Kubeflow TFJob."
         )
-    tasks = _read_tasks(tree.get("cluster") or {}, starts)
+    tasks = _read_tasks(tree.get("cluster") or {}, will_connect)
     if not tree.get("task") and not tasks:
         return Cluster()
-    task_type, index = _read_task(tree.get("task"), tasks, starts=starts)
+    task_type, index = _read_task(tree.get("task"), tasks, will_connect=will_connect)
     return Cluster(task_type, index, tasks)
 
 
 def _parse(text: str) -> Mapping[str, Any]:
+    """Return the JSON object in TF_CONFIG, {} for an empty text; a ConfigError shows where the text is no JSON."""
     try:
         tree = json.loads(text.strip() or "{}")
     except json.JSONDecodeError as error:
@@ -59,8 +61,13 @@ def _parse(text: str) -> Mapping[str, Any]:
     return tree
 
 
-def _read_tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
-    """Return task type -> addresses of the `cluster` in TF_CONFIG."""
+def _read_tasks(cluster: Any, will_connect: bool) -> dict[str, Sequence[str]]:
+    """Return task type -> addresses of the `cluster` in TF_CONFIG.
+
+    Args:
+      cluster: the value of `cluster`, not checked yet.
+      will_connect: as in `read_tf_config`.
+    """
     if not isinstance(cluster, Mapping):
         raise ConfigError(
             f'TF_CONFIG: cluster={json.dumps(cluster)} must be {{"chief": ["host:port"], "worker": [...]}}.'
@@ -68,16 +75,16 @@ def _read_tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
     if "chief" in cluster and "master" in cluster:
         raise ConfigError("TF_CONFIG: cluster names a chief and a master; master is the old name of chief. Keep one.")
     tasks: dict[str, Sequence[str]] = {}
-    seen: dict[str, str] = {}
+    seen: dict[str, str] = {}  # address -> the task that has it
     for given, addresses in cluster.items():
-        task_type = _read_type(given, "cluster") if starts else _canonical(given)
+        task_type = _read_type(given, "cluster") if will_connect else _canonical(given)
         listed = _list_addresses(given, addresses)
-        if starts:
+        if will_connect:
             _check_addresses(given, listed, seen)
         if listed:
             tasks[task_type] = tuple(listed)
     single_types = ["chief"]
-    if starts:
+    if will_connect:
         single_types.append("evaluator")
     for task_type in single_types:
         if len(tasks.get(task_type, ())) > 1:
@@ -129,7 +136,7 @@ def _is_address(value: Any) -> bool:
     return found is not None and 0 < int(found[1]) < 65536
 
 
-def _read_task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> tuple[str, int]:
+def _read_task(task: Any, tasks: Mapping[str, Sequence[str]], *, will_connect: bool) -> tuple[str, int]:
     """Return (type, index) that TF_CONFIG gives this process."""
     if not task:
         raise ConfigError(
@@ -139,10 +146,11 @@ def _read_task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -
     if not isinstance(task, Mapping) or "type" not in task:
         raise ConfigError(f'TF_CONFIG: task={json.dumps(task)} must be {{"type": "worker", "index": 0}}.')
     given = task["type"]
+    # If the place is only shown, `tasks` may have types that `_read_type` does not know.
     task_type = given if given in tasks else _read_type(given, "task.type")
     known = tasks.get(task_type, ())
     index = _read_index(task, is_only_one=len(known) < 2)
-    if index < len(known) or _may_be_unlisted(task_type, index, tasks, starts=starts):
+    if index < len(known) or _may_be_unlisted(task_type, index, tasks, will_connect=will_connect):
         return task_type, index
     if not tasks:
         raise ConfigError(
@@ -154,7 +162,7 @@ def _read_task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -
     raise ConfigError(f"TF_CONFIG: task.index={index}: there is no {task_type} {index} in cluster, only {listed}.")
 
 
-def _may_be_unlisted(task_type: str, index: int, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> bool:
+def _may_be_unlisted(task_type: str, index: int, tasks: Mapping[str, Sequence[str]], *, will_connect: bool) -> bool:
     """Report whether a task needs no address in `cluster`: that of a single process, and an evaluator.
 
     An evaluator is not part of the cluster: TensorFlow's own examples name it only in `task`, and launchers number it
@@ -162,7 +170,7 @@ def _may_be_unlisted(task_type: str, index: int, tasks: Mapping[str, Sequence[st
     """
     if not tasks:
         return index == 0 and task_type != "ps"
-    return task_type == "evaluator" and (index == 0 or not starts)
+    return task_type == "evaluator" and (index == 0 or not will_connect)
 
 
 def _read_index(task: Mapping[str, Any], *, is_only_one: bool) -> int:

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -109,7 +109,8 @@ class LatestExporter(Exporter):
         self._receiver_fn = serving_input_receiver_fn
         self._assets_extra = assets_extra
         self._as_text = as_text
-        self._last: dict[str, Mapping[str, Any]] = {}  # folder -> the metrics of the last export of this process
+        # Folder of exports -> the metrics of the last export of this process.
+        self._last_metrics: dict[str, Mapping[str, Any]] = {}
 
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],
@@ -119,19 +120,21 @@ class LatestExporter(Exporter):
         record: _Record | None = None
         last: Mapping[str, Any] | None = None
         is_known = False
-        # Tests and libraries may pass a stand-in for an estimator, and a checkpoint that is not there: without record.
+        # Tests and libraries may pass a stand-in for an estimator, and a checkpoint that is not there. Such an export
+        # is not recorded.
         if os.path.exists(f"{checkpoint_path}.index"):
-            record = _Record(self.name, export_path, checkpoint_path)
+            record = _Record.read(self.name, export_path, checkpoint_path)
             last = record.last
             is_known = record.has(checkpoint_path, eval_result)
-        last = self._last.get(export_path, last)
+        # What this process exported counts first: exports without a checkpoint are not in the record.
+        last = self._last_metrics.get(export_path, last)
         if is_known or not self._is_due(last, eval_result, is_the_final_export):
             return None
         path = estimator.export_saved_model(
             export_path, self._receiver_fn,
             assets_extra=self._assets_extra, as_text=self._as_text, checkpoint_path=checkpoint_path,
         )  # fmt: skip
-        self._last[export_path] = eval_result
+        self._last_metrics[export_path] = eval_result
         if record is not None:
             record.add(os.fsdecode(path), checkpoint_path, eval_result)
         if self._keep is not None:
@@ -248,26 +251,47 @@ def _value(result: Mapping[str, Any], metric: str) -> float:
 class _Record:
     """The checkpoint and metrics of each export in a folder, stored in `exports.<exporter>.json` with the checkpoint's
     own files.
+
+    Args:
+      file: the file.
+      exports: name of an export's folder -> its checkpoint and metrics, as `_facts` returns them.
     """
 
-    def __init__(self, exporter: str, export_path: str, checkpoint_path: str) -> None:
-        self._file = new_runner_file(Path(checkpoint_path).parent / f"exports.{exporter}.json")
+    def __init__(self, file: Path, exports: dict[str, dict[str, Any]]) -> None:
+        self._file = file
+        self._exports = exports
+
+    @classmethod
+    def read(cls, exporter: str, export_path: str, checkpoint_path: str) -> Self:
+        """Return the record of an exporter; an empty one if there is no file.
+
+        A file that an earlier version of the runner wrote, in the folder of the exports, is moved to the new place.
+
+        Args:
+          exporter: name of the exporter.
+          export_path: folder of its exports.
+          checkpoint_path: path of a checkpoint, which has the file beside it.
+        """
+        file = new_runner_file(Path(checkpoint_path).parent / f"exports.{exporter}.json")
         file_of_earlier_versions = Path(export_path) / "exports.json"
         if file_of_earlier_versions.exists():
-            shutil.move(file_of_earlier_versions, self._file)
-        known = (read_json(self._file) or {}).get("exports", {})
-        there = {os.path.basename(path) for path in exports_in(export_path)}
-        self._exports: dict[str, dict[str, Any]] = {}
-        for name, facts in known.items():
-            if name in there:
-                self._exports[name] = facts
+            shutil.move(file_of_earlier_versions, file)
+        recorded = (read_json(file) or {}).get("exports", {})
+        # Deleted exports are forgotten, so that their checkpoints may be exported again, and so that `last` is an
+        # export that is there.
+        names = {os.path.basename(path) for path in exports_in(export_path)}
+        exports: dict[str, dict[str, Any]] = {}
+        for name, facts in recorded.items():
+            if name in names:
+                exports[name] = facts
+        return cls(file, exports)
 
     @property
     def last(self) -> dict[str, float] | None:
         """The metrics of the newest export; None if there is no export."""
         if not self._exports:
             return None
-        newest = max(self._exports, key=int)
+        newest = max(self._exports, key=int)  # a name is the time of the export in seconds
         metrics = self._exports[newest]["metrics"]
         return {name: float(value) for name, value in metrics.items()}
 
@@ -276,11 +300,13 @@ class _Record:
         return _facts(checkpoint_path, eval_result) in self._exports.values()
 
     def add(self, path: str, checkpoint_path: str, eval_result: Mapping[str, Any]) -> None:
+        """Add the export in the folder `path`, and write the file."""
         self._exports[os.path.basename(path)] = _facts(checkpoint_path, eval_result)
         write_json(self._file, {"exports": self._exports})
 
 
 def _facts(checkpoint_path: str, eval_result: Mapping[str, Any]) -> dict[str, Any]:
-    # JSON has no NaN, so write numbers as text, which float() reads.
-    found = {name: repr(value) for name, value in tensorboard.scalars(eval_result).items()}
-    return {"checkpoint": os.path.basename(checkpoint_path), "metrics": found}
+    """Return what is recorded of an export: the name of the checkpoint, and metric name -> value as text."""
+    # Numbers are text, which float() reads, because JSON has no NaN.
+    metrics = {name: repr(value) for name, value in tensorboard.scalars(eval_result).items()}
+    return {"checkpoint": os.path.basename(checkpoint_path), "metrics": metrics}

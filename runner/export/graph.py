@@ -22,7 +22,7 @@ from runner.export.receivers import ServingInputReceiver, SupervisedInputReceive
 from runner.export.session_values import Piece, SessionValues, read_in_parts
 from runner.hooks.scaffold import ModelScaffold
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.programs.optimizer_step import adds_rows, apply_gradients
+from runner.programs.optimizer_step import adds_duplicate_rows, apply_gradients
 from runner.tf_private.graphs import eager_values_as_constants
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.random_ops import functions_of
@@ -101,23 +101,29 @@ def build_graph(
     graph = tf.Graph()
     with graph.as_default():
         v1.set_random_seed(seed)
-        with _variables_of(graph, store, with_initial_values) as made:
+        with _variables_of(graph, store, with_initial_values) as made_variables:
             receiver = _call_receiver_fn(receiver_fn, mode)
-            # Before model_fn, which adds what is its own to the same collections.
-            of_receiver = _CollectedByReceiver.collected()
+            # Read before model_fn adds its own elements to the same collections.
+            collected_by_receiver = _CollectedByReceiver.collected()
             spec = model_call(receiver.features, receiver.labels, mode)
-            outputs, train_op = _build_outputs(spec, made)
-            otherwise = PredictOutput(spec.predictions) if mode == ModeKeys.PREDICT else None
+            outputs, train_op = _build_outputs(spec, made_variables)
+            default_output = PredictOutput(spec.predictions) if mode == ModeKeys.PREDICT else None
             alternatives = receiver.receiver_tensors_alternatives or {}
-            signatures = signatures_of(outputs, receiver.receiver_tensors, alternatives, otherwise)
+            signatures = signatures_of(outputs, receiver.receiver_tensors, alternatives, default_output)
         if not receiver.asks_for_all:
             for signature in signatures.values():
                 _leave_out_unused(graph, signature)
-        scaffold = ModelScaffold(spec.scaffold, graph, made.requested)
+        scaffold = ModelScaffold(spec.scaffold, graph, made_variables.requested)
         exported = _cut_out(
-            graph, made, signatures, train_op, _initializers(spec), of_receiver, whole=receiver.asks_for_all
+            graph,
+            made_variables,
+            signatures,
+            train_op,
+            _initializers(spec),
+            collected_by_receiver,
+            whole=receiver.asks_for_all,
         )
-        restore = functools.partial(_restore, made, scaffold.saver) if scaffold.restores else None
+        restore = functools.partial(_restore, made_variables, scaffold.saver) if scaffold.restores else None
         return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
 
 
@@ -138,7 +144,7 @@ class _MadeVariables:
     store: VariableStore
     requested: RequestedVariables
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # init_from_checkpoint changes the initializers of variables later.
+    # From the time of making, because init_from_checkpoint changes the initializers of variables later.
     protos: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def is_local(self, name: str) -> bool:
@@ -194,6 +200,7 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
     """Inside this context, make the variables that model_fn requests in `graph`, with the names that they have in
     checkpoints.
     """
+    # `make` calls tf.Variable, which asks `create` below. Such a variable must not be requested from the store again.
     is_making = False
 
     def make(spec: VariableSpec) -> Any:
@@ -206,19 +213,19 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
         is_making = True
         try:
             with v1.name_scope(None), tf.control_dependencies(None), tf.init_scope():
-                made.variables[spec.name] = tf.Variable(
+                made_variables.variables[spec.name] = tf.Variable(
                     initial, trainable=spec.trainable, name=_exact_name(graph, spec.name), dtype=spec.dtype,
                     shape=spec.shape,
                 )  # fmt: skip
         finally:
             is_making = False
-        made.protos[spec.name] = made.variables[spec.name].to_proto()
-        return made.variables[spec.name]
+        made_variables.protos[spec.name] = made_variables.variables[spec.name].to_proto()
+        return made_variables.variables[spec.name]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(adapting_once(graph, store.adapted, SINGLE_PROCESS))
         requested = RequestedVariables(stack.enter_context(keras_trace(graph)), training=False)
-        made = _MadeVariables(store, requested)
+        made_variables = _MadeVariables(store, requested)
         creator = store.asked_for_in_a_graph(requested, make)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -230,7 +237,7 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
         stack.enter_context(eager_values_as_constants())
         graph.add_to_collection(_KEYS.GLOBAL_STEP, make(store.specs[GLOBAL_STEP]))
         stack.enter_context(tf.summary.record_if(False))
-        yield made
+        yield made_variables
 
 
 def _exact_name(graph: tf.Graph, name: str) -> str:
@@ -256,19 +263,21 @@ def _call_receiver_fn(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
     return receiver
 
 
-def _build_outputs(spec: EstimatorSpec, made: _MadeVariables) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
+def _build_outputs(
+    spec: EstimatorSpec, made_variables: _MadeVariables
+) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
     """Return (signature name -> outputs, the training operation or None)."""
     if spec.mode == ModeKeys.PREDICT:
         return outputs_of(spec.predictions, spec.export_outputs), None
     loss = tf.reduce_mean(spec.loss)
-    metrics = _metric_pairs(spec, made)
+    metrics = _metric_pairs(spec, made_variables)
     if spec.mode == ModeKeys.TRAIN:
         of_training = TrainOutput(loss, spec.predictions, metrics)
-        return {spec.mode: of_training}, _build_train_op(spec, loss, made)
+        return {spec.mode: of_training}, _build_train_op(spec, loss, made_variables)
     return {spec.mode: EvalOutput(loss, spec.predictions, metrics)}, None
 
 
-def _metric_pairs(spec: EstimatorSpec, made: _MadeVariables) -> dict[str, tuple[Any, Any]]:
+def _metric_pairs(spec: EstimatorSpec, made_variables: _MadeVariables) -> dict[str, tuple[Any, Any]]:
     """Return name -> (value, update), tensors, for all kinds of metrics in `spec.eval_metric_ops`."""
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
@@ -279,10 +288,11 @@ def _metric_pairs(spec: EstimatorSpec, made: _MadeVariables) -> dict[str, tuple[
         elif tf.is_tensor(metric):
             value, update = v1.metrics.mean(metric)
         else:
+            # A Keras metric, whose update is all writes to its variables.
             owners = {id(variable) for variable in metric.variables}
-            own = [variable for variable, owner in made.requested.requests.values() if id(owner) in owners]
+            own = [variable for variable, owner in made_variables.requested.requests.values() if id(owner) in owners]
             value = metric.result()
-            with tf.control_dependencies(_writes_to(made, own)):
+            with tf.control_dependencies(_writes_to(made_variables, own)):
                 update = tf.identity(metric.result())
         pairs[name] = value, update
     return pairs
@@ -293,31 +303,31 @@ def _tensor_or_operation(part: Any) -> tf.Tensor | tf.Operation:
     return part if isinstance(part, tf.Operation) else tf.convert_to_tensor(part)
 
 
-def _build_train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _MadeVariables) -> tf.Operation:
+def _build_train_op(spec: EstimatorSpec, loss: tf.Tensor, made_variables: _MadeVariables) -> tf.Operation:
     """Return the operation that takes a training step.
 
     An `optimizer` is applied directly, without options of the runner such as train.clip_global_norm.
     """
     if spec.train_op is not None:
-        return tf.group(spec.train_op, *_writes_to(made, made.requested.keras_variables()))
+        return tf.group(spec.train_op, *_writes_to(made_variables, made_variables.requested.keras_variables()))
     step = v1.train.get_global_step()
-    pairs = list(made.requested.trainable.values())
+    pairs = list(made_variables.requested.trainable.values())
     gradients = tf.gradients(loss, [variable for variable, _ in pairs])
-    if not adds_rows(spec.optimizer):
+    if not adds_duplicate_rows(spec.optimizer):
         gradients = [without_duplicates(gradient) for gradient in gradients]
     applied = []
     for gradient, (variable, owner) in zip(gradients, pairs, strict=True):
         if gradient is not None:
             applied.append((gradient, variable, owner))
     apply_gradients(spec.optimizer, applied)
-    writes = _writes_to(made, made.variables.values())
+    writes = _writes_to(made_variables, made_variables.variables.values())
     return tf.group(*writes, step.assign_add(1))
 
 
-def _writes_to(made: _MadeVariables, variables: Iterable[Any]) -> list[tf.Operation]:
+def _writes_to(made_variables: _MadeVariables, variables: Iterable[Any]) -> list[tf.Operation]:
     """Return the operations that write to `variables`, without those that initialize them."""
     handles = {variable.handle.name for variable in variables}
-    initializers = {proto.initializer_name for proto in made.protos.values()}
+    initializers = {proto.initializer_name for proto in made_variables.protos.values()}
     writes = []
     for operation in v1.get_default_graph().get_operations():
         if not changes_state(operation) or operation.name in initializers:
@@ -336,12 +346,12 @@ def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
 
 
 def _restore(
-    made: _MadeVariables, saver: Any, path: str, parts: Iterator[Mapping[str, Any]], names: Iterable[str]
+    made_variables: _MadeVariables, saver: Any, path: str, parts: Iterator[Mapping[str, Any]], names: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
     """Restore a checkpoint in a session with the user's saver, and return an iterator over the variables' values.
 
     Args:
-      made: the variables of the graph.
+      made_variables: the variables of the graph.
       saver: the saver, whose class overrides `restore`.
       path: path of the checkpoint.
       parts: dicts name -> value of the variables that were found by name; assigned before `saver` runs.
@@ -350,25 +360,26 @@ def _restore(
     Returns:
       An iterator over dicts name -> value.
     """
-    saved = made.saved
-    graph = made.variables[GLOBAL_STEP].graph
+    saved = made_variables.saved
+    graph = made_variables.variables[GLOBAL_STEP].graph
 
     def piece(name: str) -> Piece:
-        proto = made.protos[name]
-        return Piece(made.variables[name], proto.initializer_name, proto.initial_value_name)
+        proto = made_variables.protos[name]
+        return Piece(made_variables.variables[name], proto.initializer_name, proto.initial_value_name)
 
     pieces: dict[str, list[Piece]] = {}
     for name, variable in saved.items():
         pieces[name] = [piece(part) for part in _names_of_parts(name, variable)]
-    with contextlib.ExitStack() as held:
-        values = SessionValues(graph, pieces, specs_of(saved, made.store.specs))
-        held.callback(values.close)
+    # The session is closed here after an error, and else when the iterator that is returned ends.
+    with contextlib.ExitStack() as open_session:
+        values = SessionValues(graph, pieces, specs_of(saved, made_variables.store.specs))
+        open_session.callback(values.close)
         for part in parts:
             values.assign(part)
             del part  # before the next one is read
         with graph.as_default(), values.session.as_default():
             saver.restore(values.session, path)
-        return read_in_parts(dict.fromkeys(names, values), held.pop_all())
+        return read_in_parts(dict.fromkeys(names, values), open_session.pop_all())
 
 
 # --- the exported part of the graph -------------------------------------------------------------------------------
@@ -376,11 +387,11 @@ def _restore(
 
 def _cut_out(
     graph: tf.Graph,
-    made: _MadeVariables,
+    made_variables: _MadeVariables,
     signatures: Mapping[str, Any],
     train_op: tf.Operation | None,
     initializers: Iterable[tf.Operation],
-    of_receiver: _CollectedByReceiver,
+    collected_by_receiver: _CollectedByReceiver,
     whole: bool,
 ) -> ExportGraph:
     """Return the part of `graph` that the signatures, the training operation and what the receiver function collected
@@ -388,49 +399,51 @@ def _cut_out(
 
     Args:
       graph: the graph in which model_fn was called.
-      made: its variables.
+      made_variables: its variables.
       signatures: name -> SignatureDef.
       train_op: the training operation; None outside of TRAIN.
       initializers: operations that fill tables; kept only if the exported part uses one of their operations.
-      of_receiver: what the receiver function collected.
+      collected_by_receiver: what the receiver function collected.
       whole: keep all trainable variables, used or not: those that a warm start from the SavedModel loads.
     """
     wanted = _wanted_operations(graph, signatures, train_op)
-    saved_tensors = of_receiver.tensors()
-    wanted += operations([*of_receiver.assets, *of_receiver.initializers, *saved_tensors.values()])
+    saved_tensors = collected_by_receiver.tensors()
+    wanted += operations([*collected_by_receiver.assets, *collected_by_receiver.initializers, *saved_tensors.values()])
     running = set(needed(graph, wanted))
-    filling = []
+    used_initializers = []
     for initializer in initializers:
         # A tf.group has no inputs, so look at the operations that it runs.
         its_operations = needed(graph, [initializer])
         if not running.isdisjoint(its_operations):
-            filling.append(initializer)
-    running |= set(needed(graph, filling))
-    used = _used_variables(made, running, whole)
-    saved = _parts_of_saved(made, used)
-    local = [name for name in made.variables if name in used and made.is_local(name)]
-    initial = [graph.get_operation_by_name(made.protos[name].initializer_name) for name in local]
-    init_op = tf.group(*filling, *initial, name="init_exported")
+            used_initializers.append(initializer)
+    running |= set(needed(graph, used_initializers))
+    used = _used_variables(made_variables, running, whole)
+    saved = _parts_of_saved(made_variables, used)
+    local = [name for name in made_variables.variables if name in used and made_variables.is_local(name)]
+    local_initializers = [graph.get_operation_by_name(made_variables.protos[name].initializer_name) for name in local]
+    init_op = tf.group(*used_initializers, *local_initializers, name="init_exported")
     kept = [*itertools.chain.from_iterable(saved.values()), *local]
-    protos = {name: made.proto(name) for name in kept}
+    protos = {name: made_variables.proto(name) for name in kept}
     # Also what the VariableDefs name and no output depends on: a variable's initializer, its read.
-    of_variables = _operations_of_variables(graph, protos)
+    variable_operations = _operations_of_variables(graph, protos)
     saver_def = None
     if saved_tensors:
-        saver_def = _build_saver_def(_variables_or_parts(made.variables, saved), of_receiver.saveables)
-        of_saver = (saver_def.filename_tensor_name, saver_def.save_tensor_name, saver_def.restore_op_name)
-        of_variables += operations([graph.as_graph_element(name) for name in of_saver])
-    exported_part = set(needed(graph, [*wanted, init_op, *of_variables]))
+        saver_def = _build_saver_def(
+            _variables_or_parts(made_variables.variables, saved), collected_by_receiver.saveables
+        )
+        saver_names = (saver_def.filename_tensor_name, saver_def.save_tensor_name, saver_def.restore_op_name)
+        variable_operations += operations([graph.as_graph_element(name) for name in saver_names])
+    exported_part = set(needed(graph, [*wanted, init_op, *variable_operations]))
 
     exported = tf.Graph()
     with exported.as_default():
         tf.graph_util.import_graph_def(_build_graph_def(graph, exported_part), name="")
-        variables = {name: type(made.variables[name]).from_proto(proto) for name, proto in protos.items()}
+        variables = {name: type(made_variables.variables[name]).from_proto(proto) for name, proto in protos.items()}
         _collect_variables(exported, variables, local, train_op)
     assets = _collect_files_and_tables(exported, graph, exported_part)
     return ExportGraph(
         exported,
-        specs_of(made.saved, made.store.specs),
+        specs_of(made_variables.saved, made_variables.store.specs),
         _variables_or_parts(variables, saved),
         signatures,
         assets,
@@ -463,24 +476,24 @@ def _wanted_operations(
     return wanted
 
 
-def _used_variables(made: _MadeVariables, running: set[tf.Operation], whole: bool) -> set[str]:
+def _used_variables(made_variables: _MadeVariables, running: set[tf.Operation], whole: bool) -> set[str]:
     """Return the names of the variables that `running` operations use, of the global step and, if `whole`, of all
     trainable variables.
     """
     used = {GLOBAL_STEP}
-    for name, variable in made.variables.items():
+    for name, variable in made_variables.variables.items():
         is_loaded = whole and variable.trainable
         if is_loaded or variable.handle.op in running:
             used.add(name)
     return used
 
 
-def _parts_of_saved(made: _MadeVariables, used: set[str]) -> dict[str, Sequence[str]]:
+def _parts_of_saved(made_variables: _MadeVariables, used: set[str]) -> dict[str, Sequence[str]]:
     """Return name -> names of the parts of each variable that belongs in a checkpoint and has a part in `used`. A
     variable that no partitioner divided is its only part.
     """
     parts: dict[str, Sequence[str]] = {}
-    for name, variable in made.saved.items():
+    for name, variable in made_variables.saved.items():
         names = _names_of_parts(name, variable)
         if used.intersection(names):
             parts[name] = names

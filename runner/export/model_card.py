@@ -35,6 +35,7 @@ from runner.tracking.journal import (
 from runner.tracking.tracker import points_of
 
 Metric = tuple[str, float, int | None]
+"""(name, value, global step); the step is None if the name of the checkpoint has none."""
 
 _VERSION = "version."
 """Beginning of the tags with versions."""
@@ -45,11 +46,11 @@ class Recorded:
     """What is recorded of the model in a checkpoint.
 
     Attributes:
-      name: that of its run; '': not recorded.
+      name: the name of its run; '': not recorded.
       params: dotted key -> value, of the config with which it was trained.
-      tags: those of the start that trained it: versions and commit.
+      tags: the tags of the start that trained it: versions and commit.
       datasets: the facts of its inputs, as in the journal.
-      metrics: (name, value, global step); a checkpoint whose name has no step: None.
+      metrics: those of the evaluations of the checkpoint, and then the last ones of training.
     """
 
     name: str = ""
@@ -60,7 +61,7 @@ class Recorded:
 
 
 def recorded_of(checkpoint: str | None) -> Recorded:
-    """Return what the run in the folder of a checkpoint has recorded of it; nothing of None."""
+    """Return what the run in the folder of a checkpoint has recorded of the checkpoint; an empty Recorded for None."""
     if checkpoint is None:
         return Recorded()
     folder = Path(checkpoint).parent
@@ -107,7 +108,7 @@ def _datasets(events: Iterable[dict[str, Any]], saved: float, metrics: Iterable[
       saved: the time at which the checkpoint was saved. A later start may train on other data.
       metrics: names of the metrics of its evaluations.
     """
-    evaluations = {name.partition("/")[0] for name in metrics}
+    evaluations = {name.partition("/")[0] for name in metrics}  # of metrics such as eval/loss
     train: list[Mapping[str, Any]] = []
     evals: dict[str, Mapping[str, Any]] = {}
     for event in events:

@@ -135,7 +135,7 @@ class _SupervisedOutput(ExportOutput):
         self.predictions = {} if predictions is None else _name_with_prefix("predictions", predictions)
         self.metrics = {}
         for name, (value, update) in (metrics or {}).items():
-            if isinstance(update, tf.Operation):  # a signature has tensors only
+            if isinstance(update, tf.Operation):  # a signature has only tensors, so one that runs the operation
                 with tf.control_dependencies([update]):
                     update = tf.constant([])
             self.metrics[f"metrics/{name}/value"] = value
@@ -191,7 +191,7 @@ def signatures_of(
     outputs: Mapping[str, ExportOutput],
     receiver_tensors: Mapping[str, Any],
     alternatives: Mapping[str, Mapping[str, Any]],
-    otherwise: ExportOutput | None = None,
+    default_output: ExportOutput | None = None,
 ) -> dict[str, Any]:
     """Return signature name -> SignatureDef.
 
@@ -202,14 +202,14 @@ def signatures_of(
       outputs: signature name -> output.
       receiver_tensors: name -> input placeholder.
       alternatives: name of the alternative -> other inputs, each name -> placeholder.
-      otherwise: the output of `serving_default` if that one is left out; None: there is then no such signature.
+      default_output: the output of `serving_default` if that one is left out; None: there is then no such signature.
 
     Raises:
       ValueError: all signatures are left out.
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    inputs = {"": receiver_tensors}
+    inputs = {"": receiver_tensors}  # beginning of the names of signatures -> their inputs
     for name, tensors in alternatives.items():
         inputs[f"{name}:"] = tensors
     for prefix, tensors in inputs.items():
@@ -218,8 +218,8 @@ def signatures_of(
                 found[prefix + name] = output.as_signature_def(tensors)
             except ValueError as error:
                 left_out[prefix + name] = str(error)
-    if DEFAULT not in found and otherwise is not None:
-        found[DEFAULT] = otherwise.as_signature_def(receiver_tensors)
+    if DEFAULT not in found and default_output is not None:
+        found[DEFAULT] = default_output.as_signature_def(receiver_tensors)
     if not found:
         reasons = "; ".join(f"{name!r}: {why}" for name, why in left_out.items())
         raise ValueError(
@@ -234,6 +234,7 @@ def signatures_of(
 
 
 def _single_string(receiver_tensors: Mapping[str, Any], what: str) -> Any:
+    """Return the only input of a signature that takes serialized tf.Examples; ValueError if it is not such a one."""
     found = list(receiver_tensors.values())
     if len(found) != 1 or not tf.is_tensor(found[0]) or found[0].dtype != tf.string:
         kinds = [f"{name} ({tf.as_dtype(tensor.dtype).name})" for name, tensor in receiver_tensors.items()]
@@ -254,6 +255,13 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any], method_nam
 
 
 def _name_outputs(outputs: Any, default: str, what: str) -> dict[str, Any]:
+    """Return name -> tensor of outputs, and check them.
+
+    Args:
+      outputs: a dict, whose keys may be tuples of strings, or one tensor.
+      default: the name of one tensor.
+      what: the argument that has the outputs, for messages.
+    """
     if not isinstance(outputs, Mapping):
         outputs = {default: outputs}
     named: dict[str, Any] = {}

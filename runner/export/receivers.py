@@ -271,6 +271,17 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _check_tensors(tensors: Any, single: str, what: str, kinds: Any = str | int) -> dict[Any, Any]:
+    """Return a dict name -> tensor, and check it.
+
+    Args:
+      tensors: the dict, or one tensor.
+      single: the name that one tensor gets.
+      what: the argument that has the tensors, for messages.
+      kinds: the type, or types, that a name may have.
+
+    Raises:
+      ValueError: there is none, or a name or a value has another type.
+    """
     if tensors is None:
         raise ValueError(f"{what}=None: {what} are required.")
     tensors = _by_name(tensors, single)

@@ -118,6 +118,7 @@ def write_saved_model(
         signatures: dict[str, Any] = {}
         for graph in graphs:
             signatures |= graph.signatures
+        # The card loads the graph of the last mode in the order of TAGS: that of PREDICT if there is one.
         last_mode = list(wanted)[-1]
         card = model_card.card_of(source.checkpoint, signatures, TAGS[last_mode])
         Path(temporary, MODEL_CARD_FILE).write_text(card, encoding="utf-8")
@@ -186,7 +187,15 @@ def _write_graphs_and_values(
 
 
 def _add_graph(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: bool) -> None:
-    given: dict[str, Any] = {
+    """Add a graph to TensorFlow's SavedModel builder, without the values of its variables.
+
+    Args:
+      builder: the builder.
+      exported: the graph.
+      tags: its tags in the SavedModel.
+      is_first: the builder has no graph yet. It adds the first one by another method.
+    """
+    settings: dict[str, Any] = {
         "assets_collection": exported.assets,
         "clear_devices": True,  # a serving host may have other devices than this one
         "main_op": exported.init_op,
@@ -200,9 +209,9 @@ def _add_graph(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_f
         # The builder would read the values from a session. `write_in_parts` writes them instead.
         saver = Overlay(saver, save=lambda *args, **kwargs: None)
         if is_first:
-            builder.add_meta_graph_and_variables(None, tags, dict(exported.signatures), saver=saver, **given)
+            builder.add_meta_graph_and_variables(None, tags, dict(exported.signatures), saver=saver, **settings)
         else:
-            builder.add_meta_graph(tags, dict(exported.signatures), saver=saver, **given)
+            builder.add_meta_graph(tags, dict(exported.signatures), saver=saver, **settings)
 
 
 @contextlib.contextmanager
@@ -254,7 +263,7 @@ def values_of(
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape, or has no averages to export.
     """
-    names: dict[str, None] = {}  # in the order in which the graphs have them
+    names: dict[str, None] = {}  # an ordered set: the names of all variables, in the order of the graphs
     for graph in graphs:
         names |= dict.fromkeys(graph.variables)
     if checkpoint is None:
@@ -264,6 +273,7 @@ def values_of(
         return map(_entries, _new_values(graphs, config, specs))
     reader = Reader(checkpoint)
     _check_keys(reader, graphs)
+    # `_check_keys` has made sure that a graph whose saver overrides `restore` is the only one.
     first = graphs[0]
     if first.restore is not None:
         restored = first.restore(reader.path, _found_by_name(reader, first), names)
@@ -366,8 +376,11 @@ def _new_values(
     graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]
 ) -> Iterator[Mapping[str, Any]]:
     """Return an iterator over dicts name -> value: initial values, or those of the warm start."""
-    owners: dict[str, SessionValues] = {}
-    with contextlib.ExitStack() as held:
+    owners: dict[
+        str, SessionValues
+    ] = {}  # variable name -> the session with its value, that of the first graph that has it
+    # The sessions are closed here after an error, and else when the iterator that is returned ends.
+    with contextlib.ExitStack() as open_sessions:
         for exported in graphs:
             pieces: dict[str, list[Piece]] = {}
             with exported.graph.as_default():  # `initial_value` can only be read inside the graph
@@ -375,17 +388,22 @@ def _new_values(
                     if name not in owners:
                         pieces[name] = _pieces_of(variable)
             values = SessionValues(exported.graph, pieces, specs)
-            held.callback(values.close)
+            open_sessions.callback(values.close)
             values.initialize()
             owners |= dict.fromkeys(pieces, values)
 
         if config.warm_start is not None:
             warm_start.load(config.warm_start, specs, _WarmStartedValues(owners, specs))
-        return read_in_parts(owners, held.pop_all())
+        return read_in_parts(owners, open_sessions.pop_all())
 
 
 class _WarmStartedValues:
-    """Sets the values of a warm start in sessions; those of variables that are not exported are left out."""
+    """Sets the values of a warm start in sessions; those of variables that are not exported are left out.
+
+    Args:
+      owners: variable name -> the session that holds its value.
+      specs: variable name -> spec.
+    """
 
     def __init__(self, owners: Mapping[str, SessionValues], specs: Mapping[str, VariableSpec]) -> None:
         self._owners = owners
@@ -429,6 +447,7 @@ def exports_in(base: str) -> list[str]:
 
 def _temporary_folder(base: str) -> str:
     """Return an unused path `<base>/temp-<seconds since 1970>`; the number will be the name of the export."""
+    # Larger than all numbers of exports, because programs take the largest for the newest.
     taken = [int(os.path.basename(path)) for path in exports_in(base)]
     first = max(int(time.time()), max(taken, default=0) + 1)
     for stamp in range(first, first + _ATTEMPTS):

@@ -49,46 +49,52 @@ class GlobalRows:
             return tf.cast(self.gather(tf.cast(tensor, tf.int32)), tf.bool)
 
         def gradient(upstream: Any) -> tf.Tensor:
-            """Each replica's loss depends on the rows of this one."""
+            """Return the gradient of this replica's rows, on which the losses of all replicas depend.
+
+            The result will be multiplied by this replica's share. But the loss of another replica counts by the share
+            of that replica. So each upstream gradient is multiplied by its own replica's share before the sum, and the
+            result is divided by this replica's share.
+            """
             share = self._weights.share_in_gradient(self._replica, tensor.dtype)
-            of_all = self._sum(tf.convert_to_tensor(upstream) * share, tf.range(total), total)
-            own = of_all[first : first + number]
-            num_placeholders = tf.shape(tensor, tf.int64)[0] - number
-            nothing = [[0, 0]] * (tensor.shape.rank - 1)  # of the dimensions after the rows
-            padded = tf.pad(own, [[0, num_placeholders], *nothing])
+            summed = self._sum(tf.convert_to_tensor(upstream) * share, tf.range(total), total)
+            own_gradient = summed[first : first + num_own]
+            num_placeholders = tf.shape(tensor, tf.int64)[0] - num_own
+            no_padding = [[0, 0]] * (tensor.shape.rank - 1)  # of the dimensions after the rows
+            padded = tf.pad(own_gradient, [[0, num_placeholders], *no_padding])
             return tf.math.divide_no_nan(padded, share)
 
-        number = self._own_rows(tf.shape(tensor, tf.int64)[0])
-        first, total = self._place(number)
+        num_own = self._num_present_rows(tf.shape(tensor, tf.int64)[0])
+        first, total = self._first_and_total(num_own)
 
         @tf.custom_gradient
         def gathered(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
-            return self._sum(rows[:number], first + tf.range(number), total), gradient
+            return self._sum(rows[:num_own], first + tf.range(num_own), total), gradient
 
         return gathered(tensor)
 
     def offset(self, rows: tf.Tensor) -> tf.Tensor:
         """Return the place of this replica's first row among those of all; each replica has `rows` rows, a scalar."""
-        number = self._own_rows(tf.cast(rows, tf.int64))
-        first, total = self._place(number)
+        num_own = self._num_present_rows(tf.cast(rows, tf.int64))
+        first, total = self._first_and_total(num_own)
         # A placeholder example gets the place of a row that is there, so that nothing is out of range.
         return tf.cast(tf.minimum(first, tf.maximum(total - 1, 0)), rows.dtype)
 
-    def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
+    def _num_present_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Return `rows`, the number of rows of this replica; 0 if they are those of a placeholder example."""
         return rows * self._weights.presence(self._replica, tf.int64)
 
-    def _place(self, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _first_and_total(self, num_own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return (place of this replica's first row, number of rows of all), int64 scalars."""
         context = tf.distribute.get_replica_context()
         count = context.num_replicas_in_sync
         replica = context.replica_id_in_sync_group
-        mine = tf.one_hot(replica, count, dtype=tf.int64) * number
-        numbers = self._reductions.sum_over_replicas([mine])[0]
+        own_at_place = tf.one_hot(replica, count, dtype=tf.int64) * num_own
+        numbers = self._reductions.sum_over_replicas([own_at_place])[0]
         return tf.cumsum(numbers, exclusive=True)[replica], tf.reduce_sum(numbers)
 
     def _sum(self, rows: tf.Tensor, places: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Return `[total, ...]`: the rows of all replicas at their places, added up."""
-        # Sparse, because the number of rows differs between steps: see `_collectable`.
+        # Sparse, because the number of rows differs between steps: see `reductions._dense_with_counts`.
         of_all = self._reductions.sum_over_replicas([tf.IndexedSlices(rows, places)])[0]
         return tf.math.unsorted_segment_sum(of_all.values, of_all.indices, total)
 
@@ -104,8 +110,9 @@ class WholeBatch:
     has_sum = False
     sums: Sequence[tf.Tensor] = ()
     """The sums over all replicas that `of_mean` computed, in the order of its calls."""
-    totals: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
-    """(float64 scalar of this replica and micro-batch, placeholder for its sum over the update), for each use."""
+    denominators: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
+    """The sums by which losses are divided, one for each use: (float64 scalar of this replica and micro-batch,
+    placeholder that is fed its sum over all replicas and micro-batches of the update)."""
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Return the replica's share of the global batch's examples: a scalar of `dtype` from 0 to 1."""
@@ -181,7 +188,8 @@ class PartOfStep(WholeBatch):
         return tf.math.divide_no_nan(part, self.share(part.dtype))
 
     def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        if v1.get_default_graph() is not self.graph:
+        is_in_branch_or_loop = v1.get_default_graph() is not self.graph
+        if is_in_branch_or_loop:
             return super().of_mean(total, weight)
         return self._as_share(tf.math.divide_no_nan(total, self._over_all(weight)))
 
@@ -222,11 +230,11 @@ _NOT_IN_PARTS = (
 class PartOfUpdate(PartOfStep):
     """The scaling for a replica that sees a micro-batch, in a program that does not communicate.
 
-    What losses divide by is fed: another program adds it up over all micro-batches and replicas of the update
-    beforehand (`totals`). A weight that depends on variables has no gradient through such a sum.
+    The sums by which losses are divided are fed: another program adds them up beforehand, over all micro-batches and
+    replicas of the update (`denominators`). A weight that depends on variables has no gradient through such a sum.
     """
 
-    totals: list[tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
+    denominators: list[tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         raise ValueError(_NOT_IN_PARTS)
@@ -237,13 +245,15 @@ class PartOfUpdate(PartOfStep):
     def _as_share(self, part: tf.Tensor) -> tf.Tensor:
         with self.graph.as_default():  # a loss in a branch has a graph of its own, in which nothing can be fed
             own = tf.cast(self.weights.counts[self.replica], tf.float64)
+            # 1 / the share of this micro-batch in the examples of the update.
             factor = tf.math.divide_no_nan(self._over_all(own), own)
         return part * tf.cast(factor, part.dtype)
 
     def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
         own = tf.cast(weight * self.weights.presence(self.replica, weight.dtype), tf.float64)
-        self.totals.append((own, v1.placeholder(tf.float64, [])))
-        return tf.cast(self.totals[-1][1], weight.dtype)
+        fed_sum = v1.placeholder(tf.float64, [])
+        self.denominators.append((own, fed_sum))
+        return tf.cast(fed_sum, weight.dtype)
 
 
 class _OfThread(threading.local):
@@ -321,7 +331,12 @@ def losses_over_batches() -> Iterator[None]:
 
 
 def _reduce_loss_of_keras(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """Return the loss of Keras for losses that are already multiplied by their weights."""
+    """Return the reduced loss of Keras, scaled for the global batch.
+
+    Args:
+      own: Keras's own function, and then its arguments.
+      values: the losses, which are multiplied by their weights already.
+    """
     arguments = inspect.signature(own).bind(values, *args, **kwargs).arguments
     weights = arguments.get("sample_weight")
     reduction = arguments.get("reduction")
@@ -342,9 +357,12 @@ _MEANS = ("sum_over_batch_size", "mean", "auto")
 
 
 def _mask_weights_of_keras(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the weights of Keras for losses with a mask, as they are for the number of valid elements of all replicas.
+    """Return the weights of Keras for losses with a mask, for a mean over the valid elements of all replicas.
 
-    Keras divides by the number of the replica's own.
+    Keras makes weights for a mean over the valid elements of this replica alone.
+
+    Args:
+      own: Keras's own function, and then its arguments.
     """
     arguments = inspect.signature(own).bind(*args, **kwargs).arguments
     part = batch_part()
@@ -364,6 +382,11 @@ def _reduce_loss_of_v1(
     loss_collection: str | None = v1.GraphKeys.LOSSES,
     reduction: str = _Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> tf.Tensor:
+    """Return the reduced loss of `tf.compat.v1.losses`, scaled for the global batch, and add it to `loss_collection`.
+
+    Args:
+      own: TensorFlow's own `compute_weighted_loss`, whose arguments the others are.
+    """
     part = batch_part()
     is_sum = reduction == _Reduction.SUM
     # With the same weight for all elements, a mean over the replicas' means is right as it is.
@@ -375,15 +398,15 @@ def _reduce_loss_of_v1(
     if not (is_sum or is_weighted_mean):
         return own(losses, weights, scope, loss_collection, reduction)
     # Into no collection: the scaled loss is added to it below.
-    each = own(losses, weights, scope, None, _Reduction.NONE)
-    total = tf.reduce_sum(tf.cast(each, tf.float32))
+    weighted_losses = own(losses, weights, scope, None, _Reduction.NONE)
+    total = tf.reduce_sum(tf.cast(weighted_losses, tf.float32))
     if is_sum:
         loss = part.of_sum(total)
     else:
-        of_each = tf.cast(weights, tf.float32) * tf.ones_like(each, tf.float32)
-        if reduction != _Reduction.MEAN:
-            of_each = tf.cast(tf.not_equal(of_each, 0), tf.float32)  # a mean over the weights that are not 0
-        loss = part.of_mean(total, tf.reduce_sum(of_each))
-    loss = tf.cast(loss, each.dtype)
+        weights_of_losses = tf.cast(weights, tf.float32) * tf.ones_like(weighted_losses, tf.float32)
+        if reduction != _Reduction.MEAN:  # a mean over the losses whose weights are not 0
+            weights_of_losses = tf.cast(tf.not_equal(weights_of_losses, 0), tf.float32)
+        loss = part.of_mean(total, tf.reduce_sum(weights_of_losses))
+    loss = tf.cast(loss, weighted_losses.dtype)
     v1.losses.add_loss(loss, loss_collection)
     return loss

@@ -50,7 +50,7 @@ _NEEDS_OPTIMIZER = (
 )
 
 
-_NO_SUM = (0.0, 0.0)  # of a number that a step does not have
+_NO_SUM = (0.0, 0.0)  # (sum, weight) of a number that a step does not have
 
 Taken = tuple[TrainedReplica, Collector]
 """The results of one eager step, with values instead of graph tensors; its summaries, if it collects them."""
@@ -91,6 +91,7 @@ class EagerStep:
         store = self._model.store
         config = self._model.config
         with seeded(store.seed), _as_traced(store) as self.requested:
+            # The last three inputs are the part of the step, the counts of examples, and their sum: `step_signature`.
             weights = ReplicaWeights(inputs[-2], inputs[-1])
             reductions = Reductions(tf.distribute.get_strategy(), weights)
             replica = Replica(0, inputs[:-3], weights, reductions, self.requested, store, store[GLOBAL_STEP])
@@ -101,6 +102,8 @@ class EagerStep:
             stream = Stream(None, f"{store.seed}/train/0", lambda: time)
             with drawing_from(stream), collected as summarised, _explaining_errors():
                 taken = train_replica(self._model, self._pipeline, replica, summarised)
+            # A Keras optimizer's rate is among the values of the update already. That of a v1 optimizer is found in the
+            # graph of a traced step, which is missing here.
             rate: tf.Tensor | None = None
             if isinstance(taken.spec.optimizer, v1.train.Optimizer):
                 rate = rate_of_v1(taken.spec.optimizer)
@@ -112,7 +115,7 @@ class EagerStep:
         """Create the variables by taking a step on the first batch, and then undo the changes of that step."""
         store = self._model.store
         before = {name: store[name].numpy() for name in store.specs}
-        # Its own iterator: that of training is still at its beginning.
+        # An iterator of its own, so that the iterator of training stays at the first batch.
         iterator = iterate(self._pipeline.dataset)
         inputs = step_inputs(*self._pipeline.division.replica_batches(next(iterator), iterator))
         self.first = self(inputs, discovers=True)
@@ -123,10 +126,10 @@ class EagerStep:
 
 def _with_rate(taken: TrainedReplica, rate: tf.Tensor) -> TrainedReplica:
     """Return the results of a step with the learning rate among the values that its update reports."""
-    if taken.made is None:
+    if taken.update is None:
         return taken
-    update = dataclasses.replace(taken.made, values={**taken.made.values, "learning_rate": rate})
-    return dataclasses.replace(taken, made=update)
+    update = dataclasses.replace(taken.update, values={**taken.update.values, "learning_rate": rate})
+    return dataclasses.replace(taken, update=update)
 
 
 class EagerLoop:
@@ -138,6 +141,7 @@ class EagerLoop:
         self._stop_at_nan = stop_at_nan
 
     def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
+        """Take the steps of `plan`, fewer if the data ends or a loss is not finite, and stack their outputs."""
         outputs: list[Outputs] = []
         examples: list[int] = []
         ended = False
@@ -172,7 +176,7 @@ class EagerTrainProgram(TrainProgram):
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> None:
         self._eager_step = EagerStep(model, pipeline, summary_writer)
         self._eager_step.discover()
-        self._left_out: set[str] = set()
+        self._unreported_names: set[str] = set()  # of which a warning has been written
         first, _ = self._eager_step.first
         self._first = dataclasses.replace(first, loss=tf.zeros([], first.spec.loss.dtype))
         super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
@@ -200,34 +204,35 @@ class EagerTrainProgram(TrainProgram):
         return Step(take, {})
 
     def _read_values(self, names: Sequence[str], taken: TrainedReplica, inputs: Sequence[tf.Tensor]) -> list[Any]:
-        """Return what native hooks fetch of a step, as `TrainProgram._example_tensors` has its tensors.
+        """Return what native hooks fetch of a step, in the order of `TrainProgram._example_tensors`: the number of
+        examples, and then the named values.
 
         Raises:
           ValueError: a value is not there, or is no tensor `[batch, ...]`.
         """
-        there = named_values(self._pipeline, inputs, 0, taken.spec.predictions)
-        values = [inputs[-2].numpy()]
+        available = named_values(self._pipeline, inputs, 0, taken.spec.predictions)
+        values = [inputs[-2].numpy()]  # the counts; see `step_signature`
         for name in names:
             # Once more: a Python branch of model_fn may predict other names in a later step.
-            fetches.check(f"A hook fetches {name!r}", name, there, ModeKeys.TRAIN)
-            values.append(there[name].numpy())
+            fetches.check(f"A hook fetches {name!r}", name, available, ModeKeys.TRAIN)
+            values.append(available[name].numpy())
         return values
 
     def _pack_outputs(self, taken: TrainedReplica, collected: Collector | None) -> Outputs:
-        """Return the values of a step, packed as those of a traced one."""
-        sums: dict[str, tuple[Any, Any]] = {}
-        if taken.made is not None:
-            for name, value in taken.made.values.items():
+        """Return the outputs of a step, in the form of `train_loop.Outputs`, as arrays.
+
+        `metrics` is one vector: all sums, then all weights, in the order of `scalars.metrics`.
+
+        Args:
+          taken: the results of the step.
+          collected: its summaries; None: the step writes none.
+        """
+        sums: dict[str, tuple[Any, Any]] = {}  # name -> (sum, weight)
+        if taken.update is not None:
+            for name, value in taken.update.values.items():
                 sums[name] = (value, 1.0)
         sums.update(taken.scalars.step_sums)
-        left_out = set(sums) - set(self.scalars.metrics) - self._left_out
-        if left_out:
-            self._left_out |= left_out
-            _log.warning(
-                "run.eager=true: %s is not reported, because model_fn did not report it in the first step. Report the "
-                "same names in each step.",
-                ", ".join(sorted(left_out)),
-            )
+        self._warn_of_new_names(sums)
         outputs: dict[str, Any] = {"loss": taken.loss.numpy()}
         pairs = [sums.get(name, _NO_SUM) for name in self.scalars.metrics]
         if pairs:
@@ -236,8 +241,23 @@ class EagerTrainProgram(TrainProgram):
             outputs.update(self._pack_summaries(taken, collected))
         return outputs
 
+    def _warn_of_new_names(self, names: Iterable[str]) -> None:
+        """Warn, once for each name, of values that are not reported because the first step did not have them."""
+        new_names = set(names) - set(self.scalars.metrics) - self._unreported_names
+        if new_names:
+            self._unreported_names |= new_names
+            _log.warning(
+                "run.eager=true: %s is not reported, because model_fn did not report it in the first step. Report the "
+                "same names in each step.",
+                ", ".join(sorted(new_names)),
+            )
+
     def _pack_summaries(self, taken: TrainedReplica, collected: Collector) -> dict[str, Any]:
-        """Return the outputs of a step that are its summaries, packed as those of a traced one."""
+        """Return `scalars`, `protos` and `images` of a step, in the form of `train_loop.Outputs`, as arrays.
+
+        `scalars` is one vector: the sums of all scalars of the first step, then their weights, then whether each is
+        written, then the step that each names (-1: none).
+        """
         outputs: dict[str, Any] = {}
         summary_of_key = {scalar.key: scalar for scalar in collected.scalars}
         rows = []
@@ -253,6 +273,8 @@ class EagerTrainProgram(TrainProgram):
             rows.append((total, weight, is_written, at_step))
         if rows:
             outputs["scalars"] = _concatenate(zip(*rows, strict=True))
+        # A step may collect other summaries than the first one did. The outputs always have those of the first, with
+        # b"" in place of what is missing.
         num_protos = len(self.summaries.protos)
         protos = [proto.numpy() for proto in collected.protos]
         protos += [b""] * (num_protos - len(protos))

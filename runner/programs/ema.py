@@ -66,7 +66,7 @@ def of_optimizer(optimizer: Any, decay: float | None, replica: Replica) -> dict[
     Raises:
       ValueError: train.ema_decay is set, too.
     """
-    if replica.index > 0:  # the names of its variables are those of the first
+    if replica.index > 0:  # its variables have the same names as those of the first replica
         return {}
     kept: dict[str, Any] = {}
     for part in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
@@ -87,9 +87,10 @@ def of_optimizer(optimizer: Any, decay: float | None, replica: Replica) -> dict[
 
 
 def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
-    """Move the average of each trainable variable towards its new value.
+    """Move the average of each trainable variable towards its new value. All replicas must call this together.
 
-    The averages start from the initial values, as in tf.train.ExponentialMovingAverage.
+    This makes the variables of the averages. They start from the initial values, as in
+    tf.train.ExponentialMovingAverage.
 
     Args:
       replica: the replica.
@@ -100,7 +101,7 @@ def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
     """
     if decay is None:
         return []
-    pairs = []
+    averaged_pairs = []
     for name, (variable, _) in replica.requested.trainable.items():
         if not variable.dtype.is_floating:
             continue
@@ -108,16 +109,16 @@ def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
         kept = tf.Variable(
             initial, trainable=False, name=average_name(name), dtype=variable.dtype, shape=variable.shape
         )
-        pairs.append((kept, variable))
+        averaged_pairs.append((kept, variable))
 
     def move(average: Any, variable: Any) -> Any:
         distance = average - variable
         return average.assign_sub(distance * tf.constant(1 - decay, average.dtype), read_value=False)
 
     def move_all(strategy: tf.distribute.Strategy) -> list[Any]:
-        # Each device updates its own copy from its own copies: nothing is sent.
+        # Each device moves its own copy of an average towards its own copy of the variable, so nothing is sent.
         moved: list[Any] = []
-        for average, variable in pairs:
+        for average, variable in averaged_pairs:
             of_replicas = strategy.extended.update(average, move, args=(variable,), group=False)
             moved += strategy.experimental_local_results(of_replicas)
         return moved

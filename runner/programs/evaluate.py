@@ -69,11 +69,11 @@ class EvalResult:
           collectives: communication between the workers.
           names: names of the sums; a worker without examples may have none of these sums.
         """
-        mine: list[float] = []
+        own_sums: list[float] = []
         in_order = sorted(names)  # those of a set have another order in each process
         for name in in_order:
-            mine += self.sums.get(name, (0.0, 0.0))
-        examples, *numbers = collectives.sum([self.examples, *mine])
+            own_sums += self.sums.get(name, (0.0, 0.0))
+        examples, *numbers = collectives.sum([self.examples, *own_sums])
         totals = numbers[::2]
         weights = numbers[1::2]
         sums = dict(zip(in_order, zip(totals, weights, strict=True), strict=True))
@@ -121,18 +121,20 @@ class EvalProgram(Program):
 
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers, is_common=True)
         self.sum_names = list(self.outputs[0].sums)
-        self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
-        self.changes_model = self._kept.changes_model or self._may_write([output.sums for output in self.outputs])
+        self._kept_metrics = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
+        self.changes_model = self._kept_metrics.changes_model or self._may_write(
+            [output.sums for output in self.outputs]
+        )
         self.why_one_replica: str | None = None
-        if self._kept.unmerged:
-            names = ", ".join(map(repr, self._kept.unmerged))
+        if self._kept_metrics.unmerged:
+            names = ", ".join(map(repr, self._kept_metrics.unmerged))
             self.why_one_replica = f"the runner cannot merge the state of metric {names}"
-            self._division = RoundRobin(0, 1, 1)
+            self._division = RoundRobin(0, 1, 1)  # all batches go to the first replica
         # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all objects of its class, and
         # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
-        self._nothing = EvalResult({name: (0.0, 0.0) for name in self.sum_names})
-        self._so_far = self._nothing
+        self._zero_result = EvalResult({name: (0.0, 0.0) for name in self.sum_names})
+        self._so_far = self._zero_result
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
@@ -146,7 +148,7 @@ class EvalProgram(Program):
 
     def reset(self) -> None:
         super().reset()
-        self._so_far = self._nothing
+        self._so_far = self._zero_result
 
     def run(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         """Evaluate up to `max_steps` further batches on each replica.
@@ -173,7 +175,7 @@ class EvalProgram(Program):
 
         def build() -> Callable[..., Any]:
             functions = []
-            named: list[tf.Tensor] = []
+            named: list[tf.Tensor] = []  # in the end those of the last replica, for their dtypes and ranks
             for index in range(len(self.outputs)):
                 named = self.tensors_named(request.names, index)
                 of_session = request.fetches if index == 0 else ()
@@ -188,10 +190,11 @@ class EvalProgram(Program):
         (examples, sums), fetched = self._call(request.key, build, iterator, step, start, *request.values)
         counts = [int(count) for count in fetched.counts]
         values = [value.numpy() for value in fetched.values]
-        num_own = len(values) - len(request.names) * len(counts)
-        rows = joined(request.names, counts, values[num_own:])
+        # First what session hooks fetch, and then the named values of each replica.
+        num_of_session = len(values) - len(request.names) * len(counts)
+        rows = joined(request.names, counts, values[num_of_session:])
         result = self._update_result(on_host(sums), int(examples), data_ended=False)
-        return dataclasses.replace(result, fetched=rows), values[:num_own]
+        return dataclasses.replace(result, fetched=rows), values[:num_of_session]
 
     def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
         self._check_no_collective(request.fetches)
@@ -227,7 +230,8 @@ class EvalProgram(Program):
           step: int64 scalar, the number of steps before.
           before: (examples, sums) before this step.
           fed: values of placeholders.
-          named: tensors like those of the examples that each function fetches last.
+          named: tensors with the dtypes and ranks of what each function fetches last, for native hooks: a replica
+            without a batch gives tensors without rows in their place.
         """
         examples, sums = before
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
@@ -236,18 +240,18 @@ class EvalProgram(Program):
         for batch, function in zip(batches, functions, strict=False):  # one batch, if one replica evaluates
 
             def present(function: Any = function) -> Any:
-                more, values = function(*inputs, *fed)
-                return in_float64(more), values
+                batch_sums, values = function(*inputs, *fed)
+                return in_float64(batch_sums), values
 
             def absent() -> Any:
                 return zeros, [_without_rows(tensor) for tensor in named]
 
             # Batches are dealt in turn, so the first replica has one in each step, and needs no branch.
             if batch is batches[0]:
-                more, values = present()
+                batch_sums, values = present()
             else:
-                more, values = tf.cond(batch.count > 0, present, absent)
-            sums = tf.nest.map_structure(tf.add, sums, more)
+                batch_sums, values = tf.cond(batch.count > 0, present, absent)
+            sums = tf.nest.map_structure(tf.add, sums, batch_sums)
             examples += batch.count
             fetched.counts.append(batch.count)
             fetched.values.extend(values)
@@ -255,7 +259,7 @@ class EvalProgram(Program):
 
     def values(self) -> dict[str, Any]:
         """Return name -> NumPy value of the metrics that keep state in variables; the other metrics are in the sums."""
-        return self._kept.values(of_one_replica=self.why_one_replica is not None)
+        return self._kept_metrics.values(of_one_replica=self.why_one_replica is not None)
 
     def _build_replica_function(
         self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()

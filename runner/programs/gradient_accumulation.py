@@ -44,7 +44,7 @@ class GradientCut:
       fed: placeholders of the second program, one for each of `sums`, from which the update is computed.
       is_sparse: for each of `sums`, whether it belongs to IndexedSlices.
       scale: placeholder of the loss scale, a scalar; None: no loss scale.
-      made: the update.
+      update: the update.
       first_of_update: position, in the graph's list of operations, of the first operation of the update; for the first
         replica only.
     """
@@ -53,7 +53,7 @@ class GradientCut:
     fed: Sequence[tf.Tensor]
     is_sparse: Sequence[bool]
     scale: tf.Tensor | None
-    made: Update
+    update: Update
     first_of_update: int | None
 
 
@@ -61,15 +61,16 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     """Trace gradients and update of one replica, with placeholders in between."""
     # The tape was left after model_fn; entered again, it goes on recording.
     with tape:
-        total, weight = loss_sum(spec, replica)
+        loss_sum_of_replica, denominator = loss_sum(spec, replica)
         loss_scale: tf.Tensor | None = None
-        target = total
+        scaled_loss_sum = loss_sum_of_replica
         if config.precision == "mixed_float16":
             loss_scale = v1.placeholder(tf.float32, [], "loss_scale")
-            target = total * tf.cast(loss_scale, total.dtype)
+            scaled_loss_sum = loss_sum_of_replica * tf.cast(loss_scale, loss_sum_of_replica.dtype)
+    # With a loss scale, the optimizer's own `loss_scale_factor` is not applied as well.
     optimizer = spec.optimizer if loss_scale is None else None
-    pairs = gradients_of(tape, target, optimizer, replica)
-    sums = [total, weight]
+    pairs = gradients_of(tape, scaled_loss_sum, optimizer, replica)
+    sums = [loss_sum_of_replica, denominator]
     is_sparse = [False, False]
     for gradient, variable, _ in pairs:
         if isinstance(gradient, tf.IndexedSlices):
@@ -82,15 +83,17 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     fed: list[tf.Tensor] = []
     for tensor, sparse in zip(sums, is_sparse, strict=True):
         fed.append(v1.placeholder(tensor.dtype, _shape_of_sum(tensor, sparse)))
+    # A placeholder looks like the same value on all replicas, and these are not.
     replica.reductions.are_own(fed)
     firsts: list[int] = []
 
     def mark_update(_: tf.distribute.Strategy) -> None:
         firsts.append(len(v1.get_default_graph().get_operations()))
 
-    # merge_call synchronizes the replicas: operations made so far compute gradients, later ones the update. Of all
-    # replicas' functions it calls the first one's.
+    # merge_call synchronizes the replicas: operations made so far compute gradients, later ones the update. It calls
+    # only the function of the first replica, so `firsts` of the others stays empty.
     tf.distribute.get_replica_context().merge_call(mark_update)
+    # The first two of `fed` are the loss and its denominator, as in `sums`.
     total_weight = sum_over_replicas(replica, fed[1])
     factor = tf.math.divide_no_nan(tf.ones_like(total_weight), total_weight)
     loss = fed[0] * factor
@@ -122,7 +125,7 @@ def _scale_fed(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tenso
 
 
 MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
-"""(flat inputs, loss scales and totals if any) -> (sums of each replica, fetches)."""
+"""(flat inputs, then loss scales and sums of `denominators`, if any) -> (sums of each replica, fetches)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +138,8 @@ class AccumulatedStep:
     Attributes:
       micro_batch, last: programs that compute gradients: `last` also computes fetches, `micro_batch` does not.
       update: (sums of all replicas, loss scale of each replica if any) -> (loss of each replica, values of the update).
-      totals: (flat inputs) -> float64 scalars of each replica, whose sums over the update
-        losses divide by; None: there are none.
+      denominators: (flat inputs) -> float64 scalars of each replica. Losses are divided by the sums of these scalars
+        over all replicas and micro-batches of the update. None: no loss is.
       value_types: dtypes of the values of the update, which are scalars.
       collectives: communication between the workers, which run micro-batches and updates in lockstep.
     """
@@ -145,7 +148,7 @@ class AccumulatedStep:
     micro_batch: MicroBatchProgram
     last: MicroBatchProgram
     update: Callable[..., tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]]
-    totals: Callable[..., Sequence[Sequence[tf.Tensor]]] | None
+    denominators: Callable[..., Sequence[Sequence[tf.Tensor]]] | None
     value_types: Sequence[tf.DType]
     num_micro_batches: int
     loss_scale: LossScale | None
@@ -159,7 +162,7 @@ class AccumulatedStep:
         scales: list[tf.Tensor] = []
         if self.loss_scale is not None:
             scales = [self.loss_scale.value()] * len(self.cuts)
-        fed = [*scales, *self._totals(batches, global_count) * len(self.cuts)]
+        fed = [*scales, *self._sum_denominators(batches, global_count) * len(self.cuts)]
         if self.num_micro_batches == 1:
             sums_of_replicas, extra = self.last(*step_inputs(batches, global_count), *fed)
             totals = _flatten(sums_of_replicas)
@@ -186,9 +189,9 @@ class AccumulatedStep:
             is_gradient = number % width > 1
             if is_gradient and total.dtype.is_floating:  # not the indices of IndexedSlices
                 are_finite.append(tf.reduce_all(tf.math.is_finite(total)))
-        finite = tf.reduce_all(are_finite)
+        all_finite = tf.reduce_all(are_finite)
         # Over all workers, because either all of them update or none: they communicate in an update.
-        not_finite = self.collectives.sum_in_graph(tf.cast(~finite, tf.int64))
+        num_not_finite = self.collectives.sum_in_graph(tf.cast(~all_finite, tf.int64))
 
         def update() -> list[tf.Tensor]:
             losses, values = self.update(*totals, *scales)
@@ -201,24 +204,24 @@ class AccumulatedStep:
             own_weight = tf.add_n(totals[1::width])
             over_workers = self.collectives.sum_in_graph(tf.stack([own_total, own_weight]))
             total, weight = tf.unstack(over_workers)
-            nothing = [tf.constant(math.nan, dtype) for dtype in self.value_types]
-            return [tf.math.divide_no_nan(total, weight), *nothing]
+            nan_values = [tf.constant(math.nan, dtype) for dtype in self.value_types]
+            return [tf.math.divide_no_nan(total, weight), *nan_values]
 
-        loss_and_values = tf.cond(not_finite == 0, update, skip)
+        loss_and_values = tf.cond(num_not_finite == 0, update, skip)
         if isinstance(loss_and_values, list | tuple):
             return list(loss_and_values)
         return [loss_and_values]  # tf.cond unpacks a list of one
 
-    def _totals(self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
-        """Return the sums of `totals` over all micro-batches and replicas."""
-        program = self.totals
+    def _sum_denominators(self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
+        """Return the sums of `denominators` over all micro-batches, replicas and workers, in the graph."""
+        program = self.denominators
         if program is None:
             return []
 
         def of_micro_batch(index: tf.Tensor) -> tf.Tensor:
             inputs = step_inputs(self._micro_batches(batches, index), global_count, index)
-            totals_of_replicas = program(*inputs)
-            return tf.add_n([tf.stack(totals) for totals in totals_of_replicas])
+            of_replicas = program(*inputs)
+            return tf.add_n([tf.stack(of_replica) for of_replica in of_replicas])
 
         def add_next(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return index + 1, sums + of_micro_batch(index)
@@ -231,29 +234,29 @@ class AccumulatedStep:
     def _micro_batches(self, batches: Sequence[ReplicaBatch], index: tf.Tensor) -> list[ReplicaBatch]:
         return [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
 
-    def _accumulate(self, batches: Sequence[ReplicaBatch], given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+    def _accumulate(self, batches: Sequence[ReplicaBatch], fed: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         """Return (sums over all micro-batches of each replica, fetches of the last micro-batch).
 
         Args:
           batches: the batches of the replicas.
-          given: what the programs are fed beside their inputs.
+          fed: what the programs are fed beside their inputs.
         """
         # Larger micro-batches come first, so micro-batches without examples are the last ones.
         num_micro_batches = tf.constant(self.num_micro_batches, tf.int64)
         if self.collectives.num_workers == 1:  # another worker may need more micro-batches than this one
-            most = tf.reduce_max(tf.stack([batch.count for batch in batches]))
-            num_micro_batches = tf.minimum(num_micro_batches, most)
+            max_count = tf.reduce_max(tf.stack([batch.count for batch in batches]))
+            num_micro_batches = tf.minimum(num_micro_batches, max_count)
 
         # One collective for all micro-batches, before their loop. Inside of that loop a collective never found its peer
         # if the step itself is in a branch, as it is where the input may end (TensorFlow 2.21): all workers hung.
-        own = tf.add_n([micro_batch_counts(batch, self.num_micro_batches) for batch in batches])
-        counts = tf.maximum(self.collectives.sum_in_graph(own), 1)
+        own_counts = tf.add_n([micro_batch_counts(batch, self.num_micro_batches) for batch in batches])
+        counts = tf.maximum(self.collectives.sum_in_graph(own_counts), 1)
 
         def run(
             program: MicroBatchProgram, index: tf.Tensor, before: Sequence[tf.Tensor]
         ) -> tuple[list[tf.Tensor], Any]:
             inputs = step_inputs(self._micro_batches(batches, index), counts[index], index)
-            sums_of_replicas, extra = program(*inputs, *given)
+            sums_of_replicas, extra = program(*inputs, *fed)
             return self._add(before, _flatten(sums_of_replicas)), extra
 
         def is_not_last(index: tf.Tensor, *sums: tf.Tensor) -> tf.Tensor:
@@ -335,17 +338,21 @@ def explaining_memory(
 
 def _find_larger_accumulation(config: RunConfig, train_input: TrainInput, examples_before: float) -> int | None:
     """Return a number of micro-batches that are smaller than those of a step which failed; None: there is none."""
-    now = config.gradient_accumulation
+    current = config.gradient_accumulation
     batch_size = train_input.pipeline.global_batch_size
-    number = next_accumulation(now, batch_size, config.num_replicas_in_sync)
+    larger = next_accumulation(current, batch_size, config.num_replicas_in_sync)
     if batch_size is not None:
-        return number
+        return larger
+    # `next_accumulation` knows no limit then. A batch cannot be split further than into single examples.
     examples = _count_examples_of_next(train_input.iterator) or examples_before
-    return number if now < examples else None
+    return larger if current < examples else None
 
 
 def _count_examples_of_next(iterator: Any) -> int | None:
-    """Return how many examples the next element of the input has; None: not known. Nobody else reads it any more."""
+    """Return how many examples the next element of the input has; None: not known.
+
+    This takes the element from the iterator, which nobody reads any more after the failed step.
+    """
     if isinstance(iterator, tf.data.Iterator):  # else workers of parameter servers read the data
         with contextlib.suppress(tf.errors.OpError, StopIteration):
             return int(num_rows(next(iterator)))
@@ -353,6 +360,14 @@ def _count_examples_of_next(iterator: Any) -> int | None:
 
 
 def _add_remedy(error: Any, config: RunConfig, spec: EstimatorSpec, number: int | None) -> None:
+    """Add to an error what may help, and mark it with CAN_SPLIT: whether smaller micro-batches may.
+
+    Args:
+      error: the ResourceExhaustedError of a step.
+      config: the RunConfig.
+      spec: what model_fn returned.
+      number: a number of smaller micro-batches to try; None: there is none.
+    """
     refused = ""
     if spec.optimizer is None:
         refused = "with train_op=. Return EstimatorSpec(optimizer=...)"
@@ -360,17 +375,17 @@ def _add_remedy(error: Any, config: RunConfig, spec: EstimatorSpec, number: int 
         refused = "in eager steps. Set run.eager=false"
     error.is_clear = True  # where in a step the memory ran out says nothing
     setattr(error, CAN_SPLIT, number is not None and not refused)
-    said = "A step of training ran out of memory."
+    what_happened = "A step of training ran out of memory."
     written = f"train.gradient_accumulation={number}, in a script RunConfig(gradient_accumulation={number}),"
     if number is None:
         error.add_note(
-            f"{said} With train.gradient_accumulation={config.gradient_accumulation}, a micro-batch has one example: "
-            "with more, it would be empty."
+            f"{what_happened} With train.gradient_accumulation={config.gradient_accumulation}, a micro-batch has one "
+            "example: with more, it would be empty."
         )
     elif refused:
-        error.add_note(f"{said} {written} would need less, but does not work {refused}.")
+        error.add_note(f"{what_happened} {written} would need less, but does not work {refused}.")
     else:
         error.add_note(
-            f"{said} {written} makes the same update, with the memory of a part of the batch; "
+            f"{what_happened} {written} makes the same update, with the memory of a part of the batch; "
             "train.gradient_accumulation=auto finds the number."
         )

@@ -104,7 +104,7 @@ def rates_of_updates(updates: Iterable[tf.Operation]) -> dict[str, float | tf.Te
     Args:
       updates: the operations of one replica that a step runs.
     """
-    rates: dict[Any, Any] = {}
+    rates: dict[Any, Any] = {}  # by value, or by the id of the tensor: one rate may be used in many updates
     for operation in updates:
         if not re.fullmatch(r"Resource(Sparse)?Apply\w+", operation.type):
             continue
@@ -159,7 +159,7 @@ def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        for part in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
+        for part in getattr(optimizer, "optimizers", [optimizer]):  # it may be several, one for each part of a model
             if hasattr(part, "scale_rate"):
                 part.scale_rate(by)
             elif isinstance(part, v1.train.Optimizer):

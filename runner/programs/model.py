@@ -174,10 +174,10 @@ class Model:
         return program.part(request)
 
     def awaiting(self, path: str | None) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose programs may leave out initial values, because the checkpoint `path` is restored next.
-        What layers have learnt by `adapt` is that of the checkpoint.
-
+        """Return a context whose programs may leave out initial values, because the checkpoint `path` is restored next;
         None: there is no checkpoint.
+
+        What layers have learnt by `adapt` becomes that of the checkpoint. If that differs, all programs are dropped.
         """
         adapted: dict[str, Any] = {}
         # The weights of a model_to_estimator are written only when they are read.
@@ -186,7 +186,7 @@ class Model:
         if adapted and adapted != self.store.adapted:
             self.store.adapted.clear()
             self.store.adapted.update(adapted)
-            self._programs.clear()  # their tables have other words
+            self._programs.clear()  # they were traced with what the layers had learnt before
         if path is None or self._config.eager:  # an eager run computes with initial values before it restores
             return contextlib.nullcontext()
         return replaced(self.store, "awaited", Reader(path).shape)
@@ -205,9 +205,9 @@ class Model:
         new = {name: variable for name, variable in self.store.saved.items() if name not in before}
         if path is not None and new:
             reader = Reader(path)
-            begun = self._initial_values(reader, self.keys)
-            there = {name: variable for name, variable in new.items() if name not in begun}
-            restore(reader.path, there, reader.entry)
+            initialized = self._initial_values(reader, self.keys)
+            restored = {name: variable for name, variable in new.items() if name not in initialized}
+            restore(reader.path, restored, reader.entry)
         # The next hooks make their variables in a new graph, as in tf.estimator: under the same names.
         self._programs = {key: kept for key, kept in self._programs.items() if not kept.trace.of_hooks}
 
@@ -251,7 +251,7 @@ class Model:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
           UnreadableVariableError: the checkpoint was damaged or removed meanwhile; `values_of` is None then.
         """
-        # Those of training for what the Scaffold of this mode does not know, such as slots: so they are the same.
+        # Variables that the Scaffold of this mode does not know, such as slots, keep the keys of training.
         keys = {**self.objects[1], **(keys or {})}
         # First: what is compared and set aside below must be the model's own values, not those of an evaluation.
         self.show_weights()
@@ -259,14 +259,15 @@ class Model:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
-            new, there = self._match(reader, keys, partly=partly)
+            new, keys_of_restored = self._match(reader, keys, partly=partly)
             if path == self._values_of or (for_a_while and self.is_trained):
                 self.set_aside()
             # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
             self.begin_to_write()
-            entries = {name: reader.entry(key) for name, key in there.items()}
+            entries = {name: reader.entry(key) for name, key in keys_of_restored.items()}
             self.read(reader.path, entries)
-            # None, unless a Scaffold maps a name that the checkpoint has to a key that it lacks.
+            # Variables that were not initialized because a checkpoint was expected to have them (`awaiting`), and that
+            # are not read from it: a Scaffold may map a name that the checkpoint has to a key that it lacks.
             still_zero = self.store.begun_with_zeros - entries.keys()
             self.assign({name: self.store.initial_value(name) for name in still_zero})
             self.store.begun_with_zeros.clear()
@@ -352,8 +353,8 @@ class Model:
         # Only a model that trains has the averages as variables.
         self._put({name: value_of(saved[average]) for name, average in averages.items() if average in saved})
         with self.store.scope():
-            others = {name: saved[name] for name, average in averages.items() if average not in saved}
-            restore(reader.path, others, lambda name: reader.entry(averages[name]))
+            not_variables = {name: saved[name] for name, average in averages.items() if average not in saved}
+            restore(reader.path, not_variables, lambda name: reader.entry(averages[name]))
         return True
 
     def set_aside(self, *, in_memory: bool = True) -> None:
@@ -431,7 +432,7 @@ class Model:
         value is copied.
         """
         saved = self.store.saved
-        averaged: dict[str, str] = {}
+        averaged: dict[str, str] = {}  # name of an average -> name of its weight
         if self._config.ema_decay:
             averaged = {average_name(name): name for name in saved}
         of_hooks = [name for name, spec in self.store.saved_specs.items() if spec.of_hook]
@@ -452,7 +453,7 @@ class Model:
             initial = specs[name].initial
             is_rate = name.endswith("learning_rate")
             is_of_schedule = name.endswith("current_learning_rate")  # of tf_keras, which sets it at each update
-            if not is_rate or is_of_schedule or callable(initial):
+            if not is_rate or is_of_schedule or callable(initial):  # a function has no value to compare
                 continue
             with self.store.scope():
                 value = value_of(self.store.saved[name]).numpy()

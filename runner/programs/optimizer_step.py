@@ -30,16 +30,16 @@ def objective(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
     if spec.loss_weight is None:
         if replica.num_replicas == 1:
             return tf.reduce_mean(loss)
-        if loss.shape.rank == 0:
+        if loss.shape.rank == 0:  # a mean over the replica's examples
             return loss * replica.weights.share(replica.index, loss.dtype)
-        count = tf.cast(replica.weights.global_count, loss.dtype)
-        return _sum_of_examples(loss, replica) / count
+        global_count = tf.cast(replica.weights.global_count, loss.dtype)
+        return _sum_of_examples(loss, replica) / global_count
     weight = _loss_weight(spec, replica)
-    total = sum_over_replicas(replica, weight)
+    total_weight = sum_over_replicas(replica, weight)
     # All weights of a global batch may be 0.
     if loss.shape.rank == 0:
-        return loss * tf.math.divide_no_nan(weight, total)
-    return tf.math.divide_no_nan(_sum_of_examples(loss, replica), total)
+        return loss * tf.math.divide_no_nan(weight, total_weight)
+    return tf.math.divide_no_nan(_sum_of_examples(loss, replica), total_weight)
 
 
 def loss_sum(spec: EstimatorSpec, replica: Replica) -> tuple[tf.Tensor, tf.Tensor]:
@@ -66,15 +66,16 @@ def sum_over_replicas(replica: Replica, value: Any) -> Any:
     """Return `value` (a tensor of any shape, or a list) summed over all replicas."""
     if replica.num_replicas == 1:
         return value
-    with replica.reductions.as_is():
+    with replica.reductions.without_weights():
         return tf.distribute.get_replica_context().all_reduce(_SUM, value)
 
 
 def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica: Replica) -> list[Pair]:
-    """Return (gradient, variable) for each trainable variable on which `loss` depends.
+    """Return (gradient, variable, owner) for each trainable variable on which `loss` depends.
 
-    A gradient has the shape of its variable. It is that of the loss itself: a `loss_scale_factor` of a Keras optimizer
-    multiplies only what is computed on the way. Rows that only a placeholder example looked up are not in it.
+    A gradient has the shape of its variable. A `loss_scale_factor` of a Keras optimizer multiplies the numbers of the
+    backward pass, and the gradients are divided by it at the end. Rows of a sparse gradient that only a placeholder
+    example looked up are left out.
 
     Args:
       tape: the tape that recorded the loss.
@@ -85,16 +86,16 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica
     Raises:
       ValueError: the loss depends on no trainable variable.
     """
-    variables = replica.requested.trainable.values()
-    factor = getattr(_unwrap(optimizer), "loss_scale_factor", None)
-    upstream = None if factor is None else tf.constant(factor, loss.dtype)
-    gradients = tape.gradient(loss, [variable for variable, _ in variables], upstream)
-    if factor is not None:
-        gradients = [_divide(gradient, factor) for gradient in gradients]
+    trainable = replica.requested.trainable.values()
+    scale_factor = getattr(_unwrap(optimizer), "loss_scale_factor", None)
+    upstream = None if scale_factor is None else tf.constant(scale_factor, loss.dtype)
+    gradients = tape.gradient(loss, [variable for variable, _ in trainable], upstream)
+    if scale_factor is not None:
+        gradients = [_divide(gradient, scale_factor) for gradient in gradients]
     if replica.num_replicas > 1:
-        gradients = [replica.weights.of_examples(gradient, replica.index) for gradient in gradients]
+        gradients = [replica.weights.without_placeholder_rows(gradient, replica.index) for gradient in gradients]
     pairs: list[Pair] = []
-    for gradient, (variable, owner) in zip(gradients, variables, strict=True):
+    for gradient, (variable, owner) in zip(gradients, trainable, strict=True):
         if gradient is not None:
             pairs.append((gradient, variable, owner))
     if not pairs:
@@ -117,7 +118,8 @@ class Update:
     """One replica's update of the model; the tensors belong to the traced graph.
 
     Attributes:
-      loss: scalar, this replica's part of the loss of the step. The parts of all replicas sum to that loss.
+      loss: scalar, this replica's part of the loss of the step. The parts of the replicas of a process sum to that
+        loss.
       values: name -> scalar to report, the same on all replicas: the learning rate if it is computed, and the gradient
         norm.
       rate: name of the variable in which the optimizer keeps its learning rate; None: the rate is in no variable.
@@ -135,9 +137,12 @@ def apply_update(
 ) -> Update:
     """Update the model once: sum gradients over replicas, clip, apply, update moving averages, count the step.
 
+    All replicas must call this together.
+
     Args:
       spec: the return value of model_fn on this replica.
-      pairs: (gradient, variable) of this replica. Summed over the replicas, they are the gradient of the global batch.
+      pairs: (gradient, variable, owner) of this replica. Summed over the replicas, they are the gradient of the global
+        batch.
       loss: scalar, this replica's part of the loss of the step.
       replica: the replica.
       config: the RunConfig.
@@ -145,27 +150,22 @@ def apply_update(
     values: dict[str, tf.Tensor] = {}
     optimizer = _unwrap(spec.optimizer)
     owners = [owner for _, _, owner in pairs]
-    with replica.reductions.as_is():
-        gradients, loss = _sum_gradients(pairs, loss, replica)
+    # The gradients are weighted already: their sum over the replicas is the gradient of the global batch.
+    with replica.reductions.without_weights():
+        summed, loss = _sum_gradients(pairs, loss, replica)
         support_checks.check_update(optimizer, owners, config, replica.num_replicas)
-        merged = [without_duplicates(gradient) for gradient in gradients]
-        if not adds_rows(optimizer):
-            gradients = merged
-        if config.clip_global_norm is not None or config.log_gradient_norm:
-            norm = global_norm(merged)
-            if config.log_gradient_norm:
-                values["gradient_norm"] = norm
-            if config.clip_global_norm is not None:
-                gradients = scaled_down(merged, norm, config.clip_global_norm)
-        reduced: list[Pair] = []
-        for gradient, (_, variable, owner) in zip(gradients, pairs, strict=True):
-            reduced.append((gradient, variable, owner))
-        rate, rate_name = _apply_at_rate(optimizer, reduced, replica, config)
+        clipped, norm = _clipped(summed, optimizer, config)
+        if norm is not None and config.log_gradient_norm:
+            values["gradient_norm"] = norm
+        global_pairs: list[Pair] = []
+        for gradient, (_, variable, owner) in zip(clipped, pairs, strict=True):
+            global_pairs.append((gradient, variable, owner))
+        rate, rate_name = _apply_at_rate(optimizer, global_pairs, replica, config)
         if rate is not None:
             values["learning_rate"] = rate
         averages = ema.of_optimizer(optimizer, config.ema_decay, replica)
         ema.update(replica, config.ema_decay)  # after the update: the averages follow the new weights
-        replica.global_step.assign_add(1, read_value=False)  # last: the warm-up above reads the step before
+        replica.global_step.assign_add(1, read_value=False)  # last: `_apply_at_rate` reads the step before
     return Update(loss, values, rate_name, averages)
 
 
@@ -175,16 +175,38 @@ def _sum_gradients(pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica) -> 
     if replica.num_replicas > replica.num_local:
         # The loss is sent together with the gradients, and so costs no message of its own.
         *gradients, total = all_reduce([*gradients, loss])
+        # A process adds up the losses of its replicas, so only the first has the total.
         loss = total if replica.index == 0 else tf.zeros_like(total)
     elif replica.num_replicas > 1:
         gradients = all_reduce(gradients)
     return gradients, loss
 
 
+def _clipped(gradients: Sequence[Any], optimizer: Any, config: RunConfig) -> tuple[Sequence[Any], tf.Tensor | None]:
+    """Return (the gradients that the optimizer gets, their global norm before they are clipped).
+
+    The norm is None if the config neither clips nor reports it. It is that of gradients without duplicate rows: with
+    them, it would be the norm of no gradient.
+
+    Args:
+      gradients: the gradients of the global batch.
+      optimizer: the optimizer that will apply them.
+      config: the RunConfig.
+    """
+    without_duplicate_rows = [without_duplicates(gradient) for gradient in gradients]
+    given = gradients if adds_duplicate_rows(optimizer) else without_duplicate_rows
+    norm: tf.Tensor | None = None
+    if config.clip_global_norm is not None or config.log_gradient_norm:
+        norm = global_norm(without_duplicate_rows)
+        if config.clip_global_norm is not None:
+            given = scaled_down(without_duplicate_rows, norm, config.clip_global_norm)
+    return given, norm
+
+
 def _apply_at_rate(
     optimizer: Any, pairs: Sequence[Pair], replica: Replica, config: RunConfig
 ) -> tuple[tf.Tensor | None, str | None]:
-    """Apply (gradient of the global batch, variable) pairs at the learning rate of this update.
+    """Apply (gradient of the global batch, variable, owner) at the learning rate of this update.
 
     Returns:
       (the rate, if it is computed and reported; the name of the variable in which the optimizer keeps it, if any).
@@ -209,7 +231,8 @@ def _apply_at_rate(
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     """Return the norm of all gradients together, a float32 or float64 scalar.
 
-    Rows of IndexedSlices for the same row of a variable are added first.
+    Args:
+      gradients: tensors, or IndexedSlices in which no row of a variable occurs twice.
     """
     values: list[tf.Tensor] = []
     dtype = tf.float32
@@ -225,11 +248,11 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     return tf.sqrt(tf.add_n(sums))
 
 
-def scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
-    """Return `gradients`, whose global norm is `total`, scaled to a norm of at most `norm`."""
-    limit = tf.constant(norm, total.dtype)
+def scaled_down(gradients: Sequence[Any], norm: tf.Tensor, max_norm: float) -> list[Any]:
+    """Return `gradients`, whose global norm is `norm`, scaled to a norm of at most `max_norm`."""
+    limit = tf.constant(max_norm, norm.dtype)
     # The difference makes the factor NaN if the norm is not finite, as in tf.clip_by_global_norm.
-    factor = limit / tf.maximum(total, limit) + (total - total)
+    factor = limit / tf.maximum(norm, limit) + (norm - norm)
     return [scale(gradient, tf.cast(factor, gradient.dtype)) for gradient in gradients]
 
 
@@ -245,29 +268,30 @@ def _unwrap(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def adds_rows(optimizer: Any) -> bool:
-    """Report whether an optimizer's update adds the rows of a sparse gradient for the same row of a variable.
+def adds_duplicate_rows(optimizer: Any) -> bool:
+    """Report whether an optimizer may get a sparse gradient (IndexedSlices) with several rows for one row of a
+    variable.
 
-    V1 optimizers do so themselves, and for plain gradient descent it makes no difference. Any other must get them
-    added: Adam of Keras 3 would square each occurrence of an id by itself, and `clipnorm` see a norm that is no
+    V1 optimizers add such rows themselves, and for plain gradient descent it makes no difference. All others must get
+    one row: Adam of Keras 3 would square each of several by itself, and `clipnorm` would see a norm that is no
     gradient's.
     """
     if isinstance(optimizer, v1.train.Optimizer):
         return True
     keras_sgd = [sys.modules[name].optimizers.SGD for name in ("keras", "tf_keras") if name in sys.modules]
-    of_each_row = ("momentum", "clipnorm", "global_clipnorm", "clipvalue")
-    return type(optimizer) in keras_sgd and not any(getattr(optimizer, name) for name in of_each_row)
+    per_row_settings = ("momentum", "clipnorm", "global_clipnorm", "clipvalue")
+    return type(optimizer) in keras_sgd and not any(getattr(optimizer, name) for name in per_row_settings)
 
 
 def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
-    """Apply (gradient of the global batch, variable) pairs by the rules of the optimizer's family.
+    """Apply (gradient of the global batch, variable, owner) by the rules of the optimizer's family.
 
     Raises:
       ValueError: it is not a Keras 3, tf_keras or v1 optimizer.
     """
     if isinstance(optimizer, v1.train.Optimizer):
         optimizer.apply_gradients([(gradient, variable) for gradient, variable, _ in pairs])
-    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 expects its own variables
+    elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3, which updates `keras.Variable`s
         gradients = []
         variables = []
         for gradient, variable, owner in pairs:
@@ -278,9 +302,10 @@ def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
         optimizer.apply(gradients, variables)
     elif hasattr(optimizer, "apply_gradients"):  # tf_keras, its legacy optimizers included
         accepted = inspect.signature(optimizer.apply_gradients).parameters
-        # The gradients are sums already. The second name is that of the legacy optimizers, for the opposite.
-        own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
-        settings = {name: value for name, value in own_sum.items() if name in accepted}
+        # The optimizer must not sum the gradients over the replicas again. A legacy optimizer has the second argument,
+        # which means the opposite of the first.
+        no_second_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
+        settings = {name: value for name, value in no_second_sum.items() if name in accepted}
         optimizer.apply_gradients([(gradient, variable) for gradient, variable, _ in pairs], **settings)
     else:
         raise ValueError(
@@ -306,11 +331,11 @@ def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
     def add_one(step: Any) -> Any:
         return step.assign_add(1, read_value=False)
 
-    def count(strategy: tf.distribute.Strategy, counts: Any) -> list[Any]:
-        if any(strategy.experimental_local_results(counts)):
+    def add_unless_counted(strategy: tf.distribute.Strategy, counts_itself: Any) -> list[Any]:
+        if any(strategy.experimental_local_results(counts_itself)):
             return []
         added = strategy.extended.update(replica.global_step, add_one, group=False)
         return list(strategy.experimental_local_results(added))
 
-    counts = may_write(v1.get_default_graph(), [replica.global_step], [train_op])
-    return operations(tf.distribute.get_replica_context().merge_call(count, args=(counts,)))
+    counts_itself = may_write(v1.get_default_graph(), [replica.global_step], [train_op])
+    return operations(tf.distribute.get_replica_context().merge_call(add_unless_counted, args=(counts_itself,)))

@@ -99,15 +99,15 @@ class PredictProgram(Program):
         with self._pipeline.reading():
             num_steps, ended, packed = self._loop(iterator, tf.constant(first_step, tf.int64), tf.constant(max_steps))
         counts, *columns = [_split_steps(*parts) for parts in packed]
-        size = len(columns) // len(self._predictions)  # number of tensors of each replica
+        tensors_per_replica = len(columns) // len(self._predictions)  # number of tensors of each replica
         packers = [_build_packer(predictions) for predictions in self._predictions]
         batches: list[tuple[int, Any]] = []
         for counts_of_step, *values in zip(counts, *columns, strict=True):
             for replica, (count, pack) in enumerate(zip(counts_of_step, packers, strict=True)):
                 if count:
-                    first = replica * size
-                    batches.append((int(count), pack(values[first : first + size])))
-        num_bytes = sum(_count_bytes(values) for values, _, _ in packed[1:])
+                    first = replica * tensors_per_replica
+                    batches.append((int(count), pack(values[first : first + tensors_per_replica])))
+        num_bytes = sum(_count_bytes(values) for values, _, _ in packed[1:])  # without the counts
         return Predicted(batches, int(num_steps), num_bytes, bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[Predicted, list[Any]]:
@@ -235,7 +235,7 @@ def _choose(predictions: Any, features: Mapping[str, Any] | None, keys: Sequence
         reason = ""
         if key in named:
             chosen[key] = named[key]
-            # The same value is no other: model_fn may return a feature as a prediction.
+            # If model_fn returned the feature itself as a prediction, both are the same value.
             if key in features and features[key] is not named[key]:
                 reason = "names a prediction and also another feature; rename one."
         elif key in features:

@@ -80,8 +80,8 @@ class Program:
     ) -> None:
         self._store = model.store
         self._pipeline = pipeline
-        self._division = cast(RoundRobin, pipeline.division)  # of EVAL and PREDICT
-        self._fetching: dict[Any, Callable[..., Any]] = {}
+        self._division = cast(RoundRobin, pipeline.division)  # used in EVAL and PREDICT, where it is one
+        self._fetching: dict[Any, Callable[..., Any]] = {}  # key -> graph function, of requests of hooks
         with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), metrics_of_replica():
             self.trace = trace_step(
                 model.store,
@@ -163,7 +163,7 @@ class Program:
           arguments: tensors, or structures of them.
         """
         if key not in self._fetching:
-            # A partial; see EvalProgram.
+            # A partial, not a method; see EvalProgram.
             self._fetching[key] = tf.function(functools.partial(build()), autograph=False)
         with self._pipeline.reading():
             return self._fetching[key](iterator, tf.constant(step, tf.int64), *arguments)
@@ -180,6 +180,7 @@ class Program:
           step: int64 scalar, the number of steps since the evaluation or prediction began.
         """
         batches, global_count = self._division.replica_batches(element, iterator)
+        # The trace has inputs for all replicas, so those that take no part get a placeholder: a batch with count 0.
         stand_in = batches[0]._replace(count=tf.constant(0, tf.int64))
         others = [stand_in] * (len(self.outputs) - len(batches))
         inputs = step_inputs([*batches, *others], global_count, self._division.first_batch(step))

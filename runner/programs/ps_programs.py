@@ -40,7 +40,8 @@ class Coordinator:
         self.workers = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._collectives = collectives_of(strategy)
         self.num_workers = len(parameter_server.tasks_of(strategy)["worker"])
-        self._put_back = parameter_server.repeated_requests(self.workers)
+        # This list grows by the arguments of each request that is repeated because its worker was lost.
+        self._repeated_arguments = parameter_server.repeated_requests(self.workers)
         parameter_server.say_losses_in_a_line(_log)
 
     def run(
@@ -61,12 +62,13 @@ class Coordinator:
         Raises:
           PeerLost: a parameter server was lost, and with it the variables.
         """
-        self._put_back.clear()  # it has the requests of earlier calls, too
+        self._repeated_arguments.clear()  # it has the requests of earlier calls, too
         with self._collectives.noticing_lost_peers():
             results = [self.workers.schedule(function, args=arguments) for arguments in all_arguments]
             self.workers.join()  # raises an error of a request only when no request runs any more
             values = [result.fetch() for result in results]
-        lost = {id(arguments) for arguments in self._put_back}  # by identity: two requests may have equal arguments
+        # By identity, because two requests may have equal arguments.
+        lost = {id(arguments) for arguments in self._repeated_arguments}
         repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
         return values, repeated
 
@@ -103,7 +105,7 @@ class Requests:
         self.repeated_steps = 0
         if iterator.workers is None:
             first, elements = iterator.elements(num_steps)
-            results = self._hand_over(elements, first)
+            results = self._request_elements(elements, first)
             ended = len(elements) < num_steps
         elif iterator.dataset.is_divided:
             results, ended = self._take_from_their_own(iterator, num_steps)
@@ -116,23 +118,24 @@ class Requests:
 
     def _take_in_ranges(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Take steps on data that is the same for all workers; each range goes to any of them."""
-        ranges = iterator.take(num_steps, self._length(num_steps))
-        of_ranges = self._ask(iterator, ranges)
-        for result in of_ranges:
+        ranges = iterator.take(num_steps, self._steps_per_request(num_steps))
+        results_of_ranges = self._request_ranges(iterator, ranges)
+        for result in results_of_ranges:
             iterator.end = max(iterator.end, int(result["end"]))
         results: list[dict[str, Any]] = []
         ended = False
-        for (first, count), result in zip(ranges, of_ranges, strict=True):
+        for (first, count), result in zip(ranges, results_of_ranges, strict=True):
             results.append(result)
             taken = int(result["taken"])
             if taken == count or result["stopped"]:
                 continue
-            if result["ended"] and first + taken >= iterator.end:
+            if result["ended"] and first + taken >= iterator.end:  # the data ends inside this range
                 ended = True
                 continue
-            # The range's worker was lost, and the worker that repeated the request had already read past the range.
+            # The range is not complete: its worker was lost, and the worker that repeated the request had already read
+            # past the range.
             elements = iterator.read_again(first + taken, count - taken)
-            results += self._hand_over(elements, first + taken)
+            results += self._request_elements(elements, first + taken)
             ended |= len(elements) < count - taken
         return results, ended
 
@@ -143,8 +146,8 @@ class Requests:
         remaining = num_steps
         is_stopped = False
         while remaining > 0 and len(iterator.ended) < num_workers and not is_stopped:
-            ranges = iterator.take(remaining, self._length(remaining))
-            answers = self._ask(iterator, [(_NEXT, count) for _, count in ranges])
+            ranges = iterator.take(remaining, self._steps_per_request(remaining))
+            answers = self._request_ranges(iterator, [(_NEXT, count) for _, count in ranges])
             for result in answers:
                 if result["ended"]:
                     iterator.ended.add(int(result["worker"]))
@@ -154,7 +157,7 @@ class Requests:
             remaining -= _steps_taken(answers)
         return results, len(iterator.ended) == num_workers
 
-    def _ask(self, iterator: RangeIterator, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    def _request_ranges(self, iterator: RangeIterator, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Make one request for each range (number of its first element, number of elements)."""
         requests = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
         results, repeated = self._coordinator.run(self._of_range, requests)
@@ -163,24 +166,24 @@ class Requests:
             self.repeated_steps += count
         return results
 
-    def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
+    def _request_elements(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
         """Make one request for each element, and send the element with it."""
         requests = [(element, tf.constant(number, tf.int64)) for number, element in enumerate(elements, first)]
         results, repeated = self._coordinator.run(self._of_element, requests)
         self.repeated_steps += len(repeated)
         return results
 
-    def _length(self, num_steps: int) -> int:
+    def _steps_per_request(self, num_steps: int) -> int:
         """Return the number of steps per request.
 
         Each worker gets several requests, so that a slow worker does not delay the others. But a request should take
         long compared to the overhead of a request.
         """
         workers = self._coordinator.num_workers
-        several = math.ceil(num_steps / (workers * _REQUESTS_PER_WORKER))
-        long_enough = math.ceil(_SHORTEST_SECS / self._step_secs) if self._step_secs else 1
+        for_several_requests = math.ceil(num_steps / (workers * _REQUESTS_PER_WORKER))
+        for_long_requests = math.ceil(_SHORTEST_SECS / self._step_secs) if self._step_secs else 1
         most = math.ceil(num_steps / workers)  # with more, a worker would get none
-        return max(1, min(max(several, long_enough), most))
+        return max(1, min(max(for_several_requests, for_long_requests), most))
 
 
 def _steps_taken(results: Sequence[dict[str, Any]]) -> int:
@@ -219,6 +222,7 @@ def over_range(
     before = (iterator.get_next_as_optional(), tf.constant(0, tf.int64))
     optional, end = tf.while_loop(lambda optional, _: _is_before(first, optional), skip, before)
     is_after_first = optional.has_value() & ~_is_before(first + 1, optional)
+    # The iterator cannot go back: no step is taken then.
     passed = (first >= 0) & is_after_first
 
     def running(taken: tf.Tensor, end: tf.Tensor, optional: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -316,7 +320,7 @@ class RangeLoop:
         return {**facts, "stacked": stacked}
 
     def _take(self, element: Any, iterator: Any) -> Outputs:
-        """Take one step; return its outputs, and its number of examples among them."""
+        """Take one step; return its outputs, and its number of examples among them. A worker has one replica."""
         batches, count = self._pipeline.division.replica_batches(element, iterator)
         return {**self._step.take(batches, count, ()), "num_examples": batches[0].count}
 
@@ -349,29 +353,31 @@ class RangeEvaluation(EvalProgram):
         store = model.store
         sums, updates = self._sums_and_updates(0)
         running = set(needed(self.trace.graph, operations([*tf.nest.flatten(sums), *updates])))
+        # Name -> handle of each variable in which a metric keeps state. A request is fed handles of new variables
+        # instead.
         self._handles: dict[str, tf.Tensor] = {}
         for handle, name in self.trace.handles(replica=0):
             if handle.op in running and store.specs[name].local:
                 self._handles[name] = handle
-        self._reason = self.why_one_replica
+        self._why_not_on_workers = self.why_one_replica
         if self.changes_model:
-            self._reason = (
+            self._why_not_on_workers = (
                 "model_fn may write to variables of the model, or to any in a branch, a loop or a nested function"
             )
-        self._said: set[str] = set()
+        self._logged_reasons: set[str] = set()
         self._state: Mapping[str, Any] | None = None
-        if self._reason is None:
-            self._batch = self._build_replica_function(0, feeds=list(self._handles.values()))
+        if self._why_not_on_workers is None:
+            self._evaluate_batch = self._build_replica_function(0, feeds=list(self._handles.values()))
             self._initial = {name: store.initial_value(name).numpy() for name in self._handles}
             self._requests = Requests(coordinator, self._range, self._element)
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
-        reason = self._reason if in_loops else "a hook looks at each batch"
+        reason = self._why_not_on_workers if in_loops else "a hook looks at each batch"
         if reason is None:
             return RangeIterator(PsDataset([dataset], self._coordinator.workers))
-        if reason not in self._said:
+        if reason not in self._logged_reasons:
             _log.info("The coordinator evaluates the model itself, without the workers: %s.", reason)
-        self._said.add(reason)
+        self._logged_reasons.add(reason)
         return super().iterate(dataset, in_loops=in_loops)
 
     def reset(self) -> None:
@@ -379,7 +385,7 @@ class RangeEvaluation(EvalProgram):
         self._state = None
 
     def run(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
-        if self._reason is not None:
+        if self._why_not_on_workers is not None:
             return super().run(iterator, first_step, max_steps)
         results, ended = self._requests.take(iterator, max_steps)
         sums = dict(self._so_far.sums)
@@ -398,7 +404,7 @@ class RangeEvaluation(EvalProgram):
         stacked: dict[str, np.ndarray] = {}
         for name in state:
             stacked[name] = np.stack([part[name] for part in parts])
-        self._state = self._kept.merged(stacked)
+        self._state = self._kept_metrics.merged(stacked)
 
     def values(self) -> dict[str, Any]:
         for name, value in (self._state or {}).items():
@@ -410,8 +416,8 @@ class RangeEvaluation(EvalProgram):
 
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
         handles = self._make_metrics()
-        nothing = self._start_from(self._nothing)
-        counted, _ = self._add_step([self._batch], None, element, number, nothing, *handles)
+        zero_sums = self._start_from(self._zero_result)
+        counted, _ = self._add_step([self._evaluate_batch], None, element, number, zero_sums, *handles)
         return {**of_one_element(), **self._results(counted, handles)}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
@@ -421,10 +427,10 @@ class RangeEvaluation(EvalProgram):
         def step(element: Any, taken: tf.Tensor, *before: Any) -> tuple[tf.Tensor, Any]:
             number = first + tf.cast(taken, tf.int64)
             goes_on = tf.constant(True)
-            counted, _ = self._add_step([self._batch], iterator, element, number, before, *handles)
+            counted, _ = self._add_step([self._evaluate_batch], iterator, element, number, before, *handles)
             return goes_on, counted
 
-        counted, facts = over_range(iterator, first, count, step, self._start_from(self._nothing))
+        counted, facts = over_range(iterator, first, count, step, self._start_from(self._zero_result))
         return {**facts, **self._results(counted, handles)}
 
     def _make_metrics(self) -> list[tf.Tensor]:

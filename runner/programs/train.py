@@ -57,13 +57,13 @@ class TrainedReplica(TracedReplica):
       summaries: scalars that model_fn summarizes.
       images: images that model_fn summarizes with `tf.summary`.
       scalars: sums of those scalars, of metrics and of values that model_fn logs.
-      made: the update, with the values that it reports; None with a train_op.
-      others: with a train_op: what each step also runs. That is the update of the moving averages of the weights, and
+      update: the update, with the values that it reports; None with a train_op.
+      also_run: with a train_op: what each step also runs. That is the update of the moving averages of the weights, and
         sums over losses to which other processes contribute, even if nothing in this process needs them: if only one
         process (the chief, for its summaries or hooks) fetched them, it would wait for the others forever.
       advance: with a train_op: operations that count the step if the train_op does not.
       cut: the two programs of the step, if gradients and update are separate programs; else None.
-      totals: of the scaling of its losses; empty without `cut`.
+      denominators: the sums by which the losses are divided, as in `batch_losses.WholeBatch`; empty without `cut`.
     """
 
     loss: tf.Tensor
@@ -72,11 +72,11 @@ class TrainedReplica(TracedReplica):
     summaries: Sequence[SummaryScalar]
     images: Sequence[SummaryImage]
     scalars: ReplicaScalars
-    made: Update | None = None
-    others: Sequence[tf.Tensor | tf.Operation] = ()
+    update: Update | None = None
+    also_run: Sequence[tf.Tensor | tf.Operation] = ()
     advance: Sequence[tf.Operation] = ()
     cut: GradientCut | None = None
-    totals: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
+    denominators: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
 
 
 class TrainProgram(Program):
@@ -122,7 +122,9 @@ class TrainProgram(Program):
         self.summaries = self._find_summaries()
         scalars = [output.scalars for output in self.outputs]
         values = self._values_of_step()
-        self.scalars = StepScalars(scalars, self.summaries.scalars, values, may_lack=self.loss_scale is not None)
+        self.scalars = StepScalars(
+            scalars, self.summaries.scalars, values, nan_means_missing=self.loss_scale is not None
+        )
         """The numbers of each step: its metrics, and the scalars of summaries in a step that writes summaries."""
         self.kept_metrics = self._find_metrics_with_state()
         """The metrics of TRAIN that are reported and keep state in variables."""
@@ -132,6 +134,7 @@ class TrainProgram(Program):
                 "count steps yourself, use optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())."
             )
         support_checks.check_training(self.spec, config, num_replicas, self.trace.graph)
+        # A step has collectives with other processes.
         meets_others = num_replicas > pipeline.num_replicas
         # Not with several workers: they must make the same collectives in the same order, and the chief's program with
         # summaries may differ from theirs.
@@ -140,7 +143,8 @@ class TrainProgram(Program):
         """Report whether steps with summaries are taken inside loops, not between loops."""
         self.loops_in_graph = loop_type is None
         """Report whether a loop reads its iterator in a graph of this process."""
-        # A step of several programs (train.gradient_accumulation, precision, jit) begins with collectives of its own.
+        # Not for a step of several programs (train.gradient_accumulation, precision, jit): it begins with collectives
+        # of its own, so what this process does up to its first collective is not its part of the step.
         self._times_steps = meets_others and self.loops_in_graph and not self._is_cut
         self.hides_stragglers = meets_others and not self._times_steps
         """Report whether workers wait for each other, and none measures what its own part of a step takes."""
@@ -171,24 +175,24 @@ class TrainProgram(Program):
 
     def _find_summaries(self) -> StepSummaries:
         """Return the summaries of a step. Other workers than the chief compute the scalars that the chief asks for."""
-        own = getattr(self.spec.scaffold, "summary_op", None)
-        if own is None:
+        summary_op = getattr(self.spec.scaffold, "summary_op", None)
+        if summary_op is None:
             protos = _without_merges(self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
         else:
-            protos = _without_merges([own])
+            protos = _without_merges([summary_op])
         scalars = self.outputs[0].summaries
         images: Sequence[SummaryImage] = ()
         if collectives_of(self._store.strategy).is_chief:
-            of_protos = {proto.op for proto in protos}
-            scalars = [scalar for scalar in scalars if _is_written(scalar, of_protos)]
+            proto_operations = {proto.op for proto in protos}
+            scalars = [scalar for scalar in scalars if _is_written(scalar, proto_operations)]
             images = self.outputs[0].images
-        of_scalars = {scalar.operation for scalar in scalars}
+        scalar_operations = {scalar.operation for scalar in scalars}
         self._writes_of_scalars: set[tf.Operation] = set()
         """The operations of `tf.summary` in whose place the runner writes the scalars."""
         for scalar in scalars:
             if scalar.metadata:
                 self._writes_of_scalars.update(_writes_of(scalar.operation))
-        other_protos = [proto for proto in protos if proto.op not in of_scalars]
+        other_protos = [proto for proto in protos if proto.op not in scalar_operations]
         has_others = any(write not in self._writes_of_scalars for write in self._v2_writes)
         names = _names_of_summaries(self.trace.graph)
         return StepSummaries(scalars, other_protos, images, has_others, names)
@@ -226,6 +230,9 @@ class TrainProgram(Program):
         return self._loops[key]
 
     def _build_loop(self, request: StepRequest, *, records: bool, in_groups: bool, splits: bool) -> Any:
+        """Return a new loop, given the arguments of `loop`. It is a SplitLoop if only the last step writes summaries,
+        has fetches or must be a call of its own.
+        """
         build = functools.partial(self._loop_type, pipeline=self._pipeline, stop_at_nan=self._stop_at_nan)
         is_last_apart = bool(request) or splits
         records_inside = records and self.records_in_loops and not is_last_apart
@@ -259,6 +266,7 @@ class TrainProgram(Program):
         return self._loops[key]
 
     def _build_part(self, request: StepRequest) -> Loop:
+        """Return a new loop, as `part` describes it."""
         tensors, effects = split_fetches(request.fetches)
         meets_others = self._store.num_replicas > self._pipeline.num_replicas
         support_checks.check_part(request.fetches, self._config, meets_others)
@@ -271,10 +279,11 @@ class TrainProgram(Program):
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             inputs = step_inputs(batches, global_count)
+            # A Loop expects a loss of each step, which is not read here.
             return {"loss": tf.constant(0.0), "fetches": function(*inputs, *values)}
 
-        of_fetches = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-        specs = {"loss": tf.TensorSpec([], tf.float32), "fetches": of_fetches}
+        fetch_specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+        specs = {"loss": tf.TensorSpec([], tf.float32), "fetches": fetch_specs}
         return Loop(Step(take, specs), self._pipeline, stop_at_nan=False)
 
     @property
@@ -301,6 +310,7 @@ class TrainProgram(Program):
         return [output.cut for output in self.outputs if output.cut is not None]
 
     def _build_step(self, request: StepRequest, *, summaries: bool) -> Step:
+        """Return a step that fetches what `request` names, and writes summaries if `summaries`."""
         tensors, effects = split_fetches(request.fetches)
         examples = self._example_tensors(request.names)
         fetched = Fetched(self.scalars, self.summaries if summaries else None, tensors, examples)
@@ -310,6 +320,7 @@ class TrainProgram(Program):
         if self._is_cut:
             support_checks.check_feeds(request.feeds)
             return Step(self._build_take_of_parts(effects, fetched), specs)
+        # A list of one tensor, or none: a loop adds its own times only to those of a step that has one.
         sent_at = self._measure_sent_at([losses, fetched.tensors, effects])
         if sent_at:
             specs[TIMES] = TIMES_SPEC
@@ -333,7 +344,7 @@ class TrainProgram(Program):
           fetched: the outputs beside the loss. Those that the update computes are fetched with it, the others with the
             last gradients.
         """
-        update = self.outputs[0].made
+        update = self.outputs[0].update
         of_update: set[int] = set()
         if update is not None:
             of_update = {id(value) for value in update.values.values()}
@@ -356,8 +367,11 @@ class TrainProgram(Program):
         return take
 
     def _measure_sent_at(self, fetches: Sequence[Any]) -> list[tf.Tensor]:
-        """Return the time at which a step has computed all that it sends first, a scalar of the trace; [] if that is
-        not measured.
+        """Return the time at which a step has computed all that its first collectives send, as a list of one float64
+        scalar of the trace; [] if that is not measured, or if the step sends nothing.
+
+        Args:
+          fetches: all that the step computes, tensors and operations.
         """
         if not self._times_steps:
             return []
@@ -379,9 +393,9 @@ class TrainProgram(Program):
         return tensors
 
     def _keep_metrics(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` of a step, which counts no stand-in example in the state of a metric."""
-        may_be_idle = self._store.num_replicas > 1 or self._pipeline.num_micro_batches > 1
-        if not may_be_idle:
+        """Return the graph function of a step so that it counts no placeholder example in the state of a metric."""
+        may_have_placeholders = self._store.num_replicas > 1 or self._pipeline.num_micro_batches > 1
+        if not may_have_placeholders:
             return function
         place_of_counts = len(self.trace.inputs) - 2  # see `step_signature`
         return self.kept_metrics.keeping(function, operator.itemgetter(place_of_counts))
@@ -397,17 +411,21 @@ class TrainProgram(Program):
         effects: list[Any] = [output.spec.train_op for output in self.outputs]
         effects += self.trace.writes_of_keras()
         for output in self.outputs:
-            effects += output.others
+            effects += output.also_run
             effects += output.advance
         for output in self.outputs:
+            # A metric of `tf.compat.v1.metrics` is a pair (value, update).
             effects += [metric[1] for metric in output.scalars.metrics.values() if is_pair(metric)]
         if summaries:
             effects += [op for op in v2_writes if op not in self._writes_of_scalars]
         return effects
 
     def _values_of_step(self) -> dict[str, tf.Tensor]:
-        """Return name -> scalar of what the runner itself reports of a step: learning rates, the gradient norm."""
-        update = self.outputs[0].made
+        """Return name -> scalar of what the runner itself reports of a step: learning rates, the gradient norm.
+
+        Also sets `_rates`: name -> a learning rate that no step returns, a number or the name of its variable.
+        """
+        update = self.outputs[0].update
         self._rates: dict[str, Any] = {}
         values: dict[str, tf.Tensor] = {}
         if update is not None:
@@ -433,7 +451,7 @@ class TrainProgram(Program):
     @property
     def averages(self) -> Mapping[str, str]:
         """Name of a weight in a checkpoint -> name there of the moving average that the optimizer keeps of it."""
-        update = self.outputs[0].made
+        update = self.outputs[0].update
         if update is None or not update.averages:
             return {}
         names = self._store.names_in_checkpoint()
@@ -446,16 +464,16 @@ class TrainProgram(Program):
         """
         if self.spec.optimizer is None or isinstance(self.spec.optimizer, v1.train.Optimizer):
             return None
-        of_optimizer = {id(variable) for variable in variables_of(self.spec.optimizer)}
-        whole_of = self._store.names_in_checkpoint()
-        trained = {whole_of[name] for name in self.trace.requested.trainable}
+        optimizer_variables = {id(variable) for variable in variables_of(self.spec.optimizer)}
+        checkpoint_names = self._store.names_in_checkpoint()
+        trained = {checkpoint_names[name] for name in self.trace.requested.trainable}
         found: dict[str, bool] = {}
         for name, (variable, owner) in self.trace.requested.requests.items():
-            is_of_optimizer = id(variable) in of_optimizer or id(owner) in of_optimizer
-            whole = whole_of.get(name)  # None: a metric's, which is in no checkpoint
-            is_counter = whole == v1.GraphKeys.GLOBAL_STEP or self._store.specs[name].is_random_state
-            if whole is not None and not is_of_optimizer and not is_counter:
-                found[whole] = whole in trained
+            is_of_optimizer = id(variable) in optimizer_variables or id(owner) in optimizer_variables
+            checkpoint_name = checkpoint_names.get(name)  # None: a metric's, which is in no checkpoint
+            is_counter = checkpoint_name == v1.GraphKeys.GLOBAL_STEP or self._store.specs[name].is_random_state
+            if checkpoint_name is not None and not is_of_optimizer and not is_counter:
+                found[checkpoint_name] = checkpoint_name in trained
         return found
 
     @property
@@ -465,7 +483,7 @@ class TrainProgram(Program):
         Raises:
           ValueError: the optimizer keeps it elsewhere; the message says what to write instead.
         """
-        update = self.outputs[0].made
+        update = self.outputs[0].update
         if update is None or update.rate is None:
             raise ValueError(learning_rate.why_not_settable(self.spec.optimizer))
         return update.rate
@@ -492,6 +510,7 @@ class TrainProgram(Program):
         metrics: dict[str, Any] = {}
         for name, what in self.outputs[0].scalars.left_out.items():
             _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
+        # Each metric by itself, so that one that cannot be reported does not keep out the others.
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
                 keeper = KeptMetrics(self.trace, self._store, {name: metric})
@@ -520,35 +539,40 @@ class TrainProgram(Program):
           values: tensors fetched with the update.
         """
         cuts = self._cuts
-        scales = [cut.scale for cut in cuts if cut.scale is not None]
-        updates = set(self.trace.operations[cuts[0].first_of_update :])
+        fed_scales = [cut.scale for cut in cuts if cut.scale is not None]
+        update_operations = set(self.trace.operations[cuts[0].first_of_update :])
         sums = [list(cut.sums) for cut in cuts]
-        own_totals: list[list[tf.Tensor]] = []
-        fed_totals: list[tf.Tensor] = []
+        own_denominators: list[list[tf.Tensor]] = []
+        fed_denominators: list[tf.Tensor] = []
         for output in self.outputs:
-            own_totals.append([total for total, _ in output.totals])
-            fed_totals += [placeholder for _, placeholder in output.totals]
+            own_denominators.append([denominator for denominator, _ in output.denominators])
+            fed_denominators += [placeholder for _, placeholder in output.denominators]
 
         def build_gradients(fetched: Sequence[tf.Tensor], running: Sequence[Any]) -> Callable[..., Any]:
-            before_update = [op for op in running if op not in updates]
-            gradients = self._build_gradients([sums, list(fetched)], before_update, feeds=[*scales, *fed_totals])
+            before_update = [op for op in running if op not in update_operations]
+            gradients = self._build_gradients(
+                [sums, list(fetched)], before_update, feeds=[*fed_scales, *fed_denominators]
+            )
             return self._keep_metrics(gradients)
 
-        losses = [cut.made.loss for cut in cuts]
-        in_update = [op for op in self.trace.all_effects() if op in updates]
+        # The orders of `feeds` are those in which AccumulatedStep passes the values.
+        losses = [cut.update.loss for cut in cuts]
+        in_update = [op for op in self.trace.all_effects() if op in update_operations]
         fed_sums: list[tf.Tensor] = []
         for cut in cuts:
             fed_sums += cut.fed
-        update = self.trace.function((losses, list(values)), in_update, with_inputs=False, feeds=[*fed_sums, *scales])
+        update = self.trace.function(
+            (losses, list(values)), in_update, with_inputs=False, feeds=[*fed_sums, *fed_scales]
+        )
         micro_batch = build_gradients([], self._effects(summaries=False))
         last = build_gradients(extra, effects)
-        totals = self.trace.function(own_totals) if fed_totals else None
+        denominators = self.trace.function(own_denominators) if fed_denominators else None
         return AccumulatedStep(
             cuts,
             micro_batch=micro_batch,
             last=last,
             update=update,
-            totals=totals,
+            denominators=denominators,
             value_types=[value.dtype for value in values],
             num_micro_batches=self._pipeline.num_micro_batches,
             loss_scale=self.loss_scale,
@@ -570,13 +594,13 @@ def train_replica(
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
-    part = _build_part(replica, pipeline, is_cut=is_cut)
+    loss_scaling = _build_loss_scaling(replica, pipeline, is_cut=is_cut)
     tape = tf.GradientTape(persistent=False)
     logged = LoggedValues()
-    with tape, model_fn_has(part), logging_to(logged), calls_of_model_fn(replica.gradient_calls):
+    with tape, model_fn_has(loss_scaling), logging_to(logged), calls_of_model_fn(replica.gradient_calls):
         spec = model.call(features, labels, ModeKeys.TRAIN)
         if is_cut and spec.optimizer is not None:
-            loss = spec.loss
+            loss = spec.loss  # `trace_cut` divides it, when the losses of all micro-batches have been added
         else:
             # Inside of the tape, which must record the scaling, too.
             loss = objective(spec, replica)
@@ -585,21 +609,23 @@ def train_replica(
     v2_writes: list[tf.Operation] = []
     for operation in operations(v1.summary.all_v2_summary_ops() or []):
         v2_writes += _writes_of(operation)
-    before_update = TrainedReplica(
-        spec, loss, part.has_sum, v2_writes, tuple(collected.scalars), tuple(collected.images), scalars
+    traced = TrainedReplica(
+        spec, loss, loss_scaling.has_sum, v2_writes, tuple(collected.scalars), tuple(collected.images), scalars
     )
     if spec.optimizer is None:
         # After model_fn: operations on a variable run in program order, so the averages follow the new weights.
-        moved = ema.update(replica, config.ema_decay)
-        counted = advance(replica, spec.train_op)
-        together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
-        return dataclasses.replace(before_update, others=[*moved, *together], advance=counted)
+        average_updates = ema.update(replica, config.ema_decay)
+        step_updates = advance(replica, spec.train_op)
+        shared_sums = loss_scaling.sums if spans_processes(tf.distribute.get_strategy()) else ()
+        return dataclasses.replace(traced, also_run=[*average_updates, *shared_sums], advance=step_updates)
     if not is_cut:
         pairs = gradients_of(tape, loss, spec.optimizer, replica)
         update = apply_update(spec, pairs, loss, replica, config)
-        return dataclasses.replace(before_update, loss=update.loss, made=update)
+        return dataclasses.replace(traced, loss=update.loss, update=update)
     cut = trace_cut(tape, spec, replica, config)
-    return dataclasses.replace(before_update, loss=cut.made.loss, made=cut.made, cut=cut, totals=part.totals)
+    return dataclasses.replace(
+        traced, loss=cut.update.loss, update=cut.update, cut=cut, denominators=loss_scaling.denominators
+    )
 
 
 def _reported_scalars(
@@ -614,7 +640,7 @@ def _reported_scalars(
     return replica_scalars(collected.scalars, metrics, values, replica)
 
 
-def _build_part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:
+def _build_loss_scaling(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:
     """Return the scaling for the losses of a replica in a step of training."""
     if replica.num_replicas == 1 and pipeline.num_micro_batches == 1:
         return WholeBatch()
@@ -630,13 +656,13 @@ def _build_part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> W
     )
 
 
-def _is_written(scalar: SummaryScalar, of_protos: Set[tf.Operation]) -> bool:
+def _is_written(scalar: SummaryScalar, proto_operations: Set[tf.Operation]) -> bool:
     """Report whether a scalar is written: by `tf.summary`, or as one of the summaries that a step merges, whose
-    operations are `of_protos`.
+    operations are `proto_operations`.
     """
     if scalar.operation is None:
         return False
-    return bool(scalar.metadata) or scalar.operation in of_protos
+    return bool(scalar.metadata) or scalar.operation in proto_operations
 
 
 def _names_of_summaries(graph: tf.Graph) -> set[str]:

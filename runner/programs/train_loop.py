@@ -24,20 +24,27 @@ without any is left out."""
 
 
 TIMES = "times"
-"""The output of a step of several processes that says what this one did itself: four moments in seconds since the
-epoch, see `own_secs`. A step returns only the last of them; the loop adds the others.
+"""The output of a step of several processes that says what this process did without the others: four moments, in
+seconds since the epoch.
+
+  asked: the loop asked for the next batch.
+  received: the batches of this process were there.
+  counted: the number of examples of the global batch was known, for which a worker may have to wait for the others.
+  sent: all was computed that the first collectives of the step send.
+
+A step itself returns only `sent`, a scalar; the loop adds the others before it.
 """
 
 TIMES_SPEC = tf.TensorSpec([4], tf.float64)
 
 
 def own_secs(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the seconds for which this process waited for its input in each step, and those that it computed up to
-    its first collectives; float64 `[steps]` each.
+    """Return (seconds for which this process waited for its input, seconds for which it computed up to its first
+    collectives), float64 `[steps]` each.
 
     Args:
       moments: TIMES of the steps, float64 `[steps, 4]`. They are subtracted here and not in the graph, where each
-        operation of a tiny step counts.
+        operation adds to the time of a tiny step.
     """
     asked, received, counted, sent = moments.T
     return received - asked, sent - counted
@@ -89,7 +96,7 @@ class Schedule(NamedTuple):
 
     @property
     def places(self) -> Sequence[int]:
-        """The numbers of steps before each of them."""
+        """The number of steps of the loop call before each of these steps."""
         return range(self.first, self.first + self.number * self.every, self.every)
 
 
@@ -113,8 +120,9 @@ class Steps(NamedTuple):
 
 
 State = Sequence[Any]
-"""(steps taken: int32, whether the loop goes on: bool, arrays of the outputs of each step; then what a part of the loop
-adds)."""
+"""(steps taken: int32 scalar, whether the loop goes on: bool scalar, arrays of the outputs of each step; then, in a
+loop with summaries, what `_take_with_records` adds).
+"""
 
 NUM_EXAMPLES = tf.TensorSpec([], tf.int64)
 """The spec of a step's number of examples, which a loop returns beside the outputs of the step, as `num_examples`."""
@@ -177,12 +185,13 @@ class Loop:
         # All iterations use the same key for a collective (TensorFlow 2.21). With train_op=, nothing in an iteration
         # waits for the previous one, so it could start the collective while it still runs; then workers hang.
         self._parallel_iterations = 1 if meets_others else 10
+        # Two graph functions: without and with a check for the end of the input before each step. See Steps.may_end.
         self._bounded = tf.function(functools.partial(self._run, may_end=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, may_end=True), autograph=False)
 
     def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
         """Take the steps of `plan`, on the batches of an iterator over the input."""
-        # Groups always say where the data ends.
+        # A loop over groups always notices the end of the data, so it has no slower variant.
         run = self._ending if plan.may_end and not self._in_groups else self._bounded
         try:
             with self._pipeline.reading(), graphs.optimised_once(), xla.explained(), numeric_checks.explained():
@@ -214,27 +223,40 @@ class Loop:
     def _run(
         self, iterator: Any, num_steps: tf.Tensor, schedule: tf.Tensor, values: Sequence[tf.Tensor], *, may_end: bool
     ) -> dict[str, Any]:
+        """Take up to `num_steps` steps, in the graph.
+
+        Args:
+          iterator: iterator over the elements of the input.
+          num_steps: int32 scalar.
+          schedule: int32 `[3]`, the members of a Schedule.
+          values: values of the placeholders that the steps are fed.
+          may_end: the input may end before the last step.
+
+        Returns:
+          `taken` and `goes_on` as in State; `steps`: name -> output of each step, `[num_steps, ...]`; `records`: name
+          -> output of each step with summaries, of those that the other steps do not have.
+        """
         steps = {**self._step.specs, "num_examples": NUM_EXAMPLES}
-        more: Outputs = {}
+        record_specs: Outputs = {}
         state: State = (tf.constant(0), tf.constant(True), empty_arrays(steps, num_steps))
         take: Callable[..., State] = functools.partial(self._take_plain, values)
         if self._recorded is not None:
-            first, every, number = tf.unstack(schedule)
+            first, every, num_records = tf.unstack(schedule)
             take = functools.partial(self._take_with_records, take, every)
-            more = {name: spec for name, spec in self._recorded.specs.items() if name not in steps}
+            record_specs = {name: spec for name, spec in self._recorded.specs.items() if name not in steps}
             # Without a step with summaries, the next one is due after the last step.
-            due = tf.where(number > 0, first, num_steps)
-            state = (*state, due, tf.constant(0), empty_arrays(more, number))
+            next_record = tf.where(num_records > 0, first, num_steps)
+            state = (*state, next_record, tf.constant(0), empty_arrays(record_specs, num_records))
         if self._in_groups:
             state = self._take_groups(iterator, num_steps, take, state)
         else:
             state = take(Source(lambda _: iterator, may_end), num_steps, state)
-        taken, goes_on, arrays, *of_records = state
+        taken, goes_on, arrays, *record_state = state
         stacked = _stack(arrays, steps, taken)
         records: Outputs = {}
         if self._recorded is not None:
-            _, number, recorded = of_records
-            records = _stack(recorded, more, number)
+            _, num_records, record_arrays = record_state
+            records = _stack(record_arrays, record_specs, num_records)
         return {"taken": taken, "goes_on": goes_on, "steps": stacked, "records": records}
 
     def _take_groups(self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., State], state: State) -> State:
@@ -258,23 +280,23 @@ class Loop:
           plain: takes steps without summaries.
           every: number of steps from one with summaries to the next.
           source, end: as in `_take_plain`.
-          state: as in `_take_plain`, and then: number of steps before the next one with summaries, number of those with
-            summaries so far, arrays of the outputs that only they have.
+          state: as in `_take_plain`, and then: number of steps before the next step with summaries, number of steps
+            with summaries so far, arrays of the outputs that only steps with summaries have.
         """
 
         def body(*state: Any) -> State:
-            *of_plain, due, number, recorded = state
-            before = plain(source, tf.minimum(due, end), of_plain)
+            *plain_state, next_record, num_records, record_arrays = state
+            before = plain(source, tf.minimum(next_record, end), plain_state)
 
             def record() -> State:
-                take = self._build_body(self._recorded, source, (), number)
-                *after, more = take(*before, recorded)
-                is_taken = after[0] - before[0]  # 0 if the data ended
-                return (*after, due + every * is_taken, number + is_taken, more)
+                take = self._build_body(self._recorded, source, (), num_records)
+                *plain_after, record_arrays_after = take(*before, record_arrays)
+                is_taken = plain_after[0] - before[0]  # 0 if the data ended
+                return (*plain_after, next_record + every * is_taken, num_records + is_taken, record_arrays_after)
 
             taken, goes_on, _ = before
-            is_due = (taken == due) & (taken < end) & goes_on
-            return tf.cond(is_due, record, lambda: (*before, due, number, recorded))
+            is_record_next = (taken == next_record) & (taken < end) & goes_on
+            return tf.cond(is_record_next, record, lambda: (*before, next_record, num_records, record_arrays))
 
         return _while_before(end, body, state)
 
@@ -292,15 +314,19 @@ class Loop:
     def _build_body(
         self, step: Any, source: Source, values: Sequence[tf.Tensor], *places: tf.Tensor
     ) -> Callable[..., State]:
-        """Return the body of a loop: one step on the next element. It writes the outputs into the arrays of each step,
-        and at `places` into those of further arrays.
+        """Return the body of a loop: one step on the next element.
+
+        The body gets (steps taken, whether the loop goes on, arrays of the outputs of each step, further arrays). It
+        writes the step's outputs into the first arrays at the number of steps taken, and into further arrays at
+        `places`, one place for each.
         """
         division = self._pipeline.division
 
         def body(taken: tf.Tensor, goes_on: tf.Tensor, *arrays: Any) -> State:
             del goes_on
             iterator = source.elements_of(taken)
-            # Nothing but timestamps is added to the step, and no number depends on one.
+            # The moments of TIMES, as lists of one tensor, or of none if the step is not timed. Nothing but timestamps
+            # is added to the step, and no number depends on one.
             asked: list[tf.Tensor] = []
             if self._is_timed:
                 asked.append(tf.timestamp())
@@ -309,6 +335,7 @@ class Loop:
                 return (taken, tf.constant(False), *arrays)
 
             def step_on(element: Any) -> State:
+                """Take the step. With `ends_together`, one without any example is the end of the data and not taken."""
                 # Once in a loop: in each step of a tiny model it took 4 % of the time.
                 self._pipeline.stream.remember(element, when=taken == 0)
                 batches, count = division.replica_batches(element, iterator)
@@ -316,12 +343,12 @@ class Loop:
                 counted: list[tf.Tensor] = []
                 if self._is_timed:
                     received.append(now_after(batches))
-                    # With `PerWorker` the count is a sum over the workers, which waits for the input of all.
+                    # With `PerWorker` the count is a sum over the workers, which waits for the input of all of them.
                     counted = [now_after(count)] if isinstance(division, PerWorker) else received
 
                 def take() -> State:
                     # TensorFlow 2.21 runs operations that are ready at the same time in several threads: if the step
-                    # did not wait for this one, a step of a tiny model would take 2 % more CPU time.
+                    # did not wait for this timestamp, a step of a tiny model would take 2 % more CPU time.
                     with tf.control_dependencies(received):
                         outputs = {**step.take(batches, count, values), "num_examples": count}
                     if self._is_timed:
@@ -369,21 +396,22 @@ class SplitLoop:
 
     def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
         """Take the steps of `plan`; the last one is recorded, whatever their schedule says."""
-        parts: list[LoopResult] = []
-        before = plan.number - 1
-        if before > 0:
-            parts.append(self._plain()(iterator, Steps(before, plan.may_end)))
+        parts: list[LoopResult] = []  # of the steps before the last one, if there are any, and of the last one
+        num_before = plan.number - 1
+        if num_before > 0:
+            parts.append(self._plain()(iterator, Steps(num_before, plan.may_end)))
             is_fine = not self._stop_at_nan or np.isfinite(parts[0].losses).all()
-            if parts[0].num_steps < before or not is_fine:
+            if parts[0].num_steps < num_before or not is_fine:
                 return parts[0]
         last = self._last(iterator, plan._replace(number=min(plan.number, 1)))
         parts.append(last)
         records: list[tuple[int, Outputs]] = []
         if last.num_steps:
             recorded = {name: value for name, value in last.values.items() if name not in _OF_EACH_STEP}
-            records.append((before, tf.nest.map_structure(operator.itemgetter(0), recorded)))
+            records.append((num_before, tf.nest.map_structure(operator.itemgetter(0), recorded)))
         values: dict[str, Any] = {}
         for name in _OF_EACH_STEP:
+            # A part without steps may lack outputs that the other part has.
             found = [part.values[name] for part in parts if part.num_steps and name in part.values]
             if found:
                 values[name] = np.concatenate(found)

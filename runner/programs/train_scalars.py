@@ -184,7 +184,7 @@ class StepScalars:
       replicas: numbers of this process's replicas. A replica that lacks a number counts with weight 0.
       summaries: the summaries of the first replica that are to be written.
       values: name -> scalar that is the same on all replicas. It is ignored if model_fn itself reports that name.
-      may_lack: a NaN among `values` means that the step has no such value, and is not reported.
+      nan_means_missing: a NaN among `values` means that the step has no such value, which is then not reported.
 
     Attributes:
       summaries: key -> summary.
@@ -200,14 +200,16 @@ class StepScalars:
         summaries: Sequence[SummaryScalar],
         values: Mapping[str, tf.Tensor],
         *,
-        may_lack: bool = False,
+        nan_means_missing: bool = False,
     ) -> None:
         first = replicas[0]
         self._replicas = replicas
-        self._may_lack = may_lack
+        self._nan_means_missing = nan_means_missing
         self.summaries: Mapping[str, SummaryScalar] = {summary.key: summary for summary in summaries}
-        own = {**first.metrics, **first.logged_sums}
-        self.values: Mapping[str, tf.Tensor] = {name: value for name, value in values.items() if name not in own}
+        of_model_fn = {**first.metrics, **first.logged_sums}
+        self.values: Mapping[str, tf.Tensor] = {
+            name: value for name, value in values.items() if name not in of_model_fn
+        }
         self._summed = list(first.step_sums)
         self.metrics: Sequence[str] = [*self._summed, *self.values]
         self.is_at_step = np.array([name not in first.metric_sums for name in self.metrics], bool)
@@ -250,7 +252,7 @@ class StepScalars:
         one = tf.constant(1.0, tf.float64)
         zero = tf.constant(0.0, tf.float64)
         is_there = [one] * len(values)
-        if self._may_lack:
+        if self._nan_means_missing:
             is_there = [tf.where(tf.math.is_nan(value), zero, one) for value in values]
             values = [tf.where(tf.math.is_nan(value), zero, value) for value in values]
         return tf.stack([*totals, *values, *weights, *is_there])
@@ -426,9 +428,11 @@ class TrainWindow:
         if self._every is None:
             return [], np.zeros([0, rows.shape[1]])
         # A step that changed nothing (its loss scale was too large) has the number of the step before it.
+        # Only the last of these steps ends the sums of that number.
         is_last_of_number = np.append(steps[1:] != steps[:-1], True)
         ends = np.flatnonzero((steps % self._every == 0) & is_last_of_number)
         with_rest = np.concatenate([self._sums[None], rows])  # what was added before is one row more
+        # 1 for the row more, and 1 because a slice does not include its end.
         sums = _sums_up_to(with_rest, ends + 2)
         first_left = ends[-1] + 2 if len(ends) else 0
         num_left = len(with_rest) - first_left
@@ -440,13 +444,14 @@ class TrainWindow:
 
     def state(self, collectives: Collectives) -> dict[str, Any]:
         """Return the sums since the last multiple, over all workers, as values that JSON can hold: `restore` reads
-        them. Empty at a multiple. All workers must call this together.
+        them. Empty at a multiple. All workers must call this together: it moves their sums to the chief.
         """
         if self._every is None:
             return {}
         if collectives.num_workers > 1:
             totals = np.array(collectives.sum(self._sums.tolist()))
-            # As after a resume, so that the sums of a resumed run are the same to the last bit.
+            # The chief then has the sums of all workers, as after a resume, so that the sums of a resumed run are the
+            # same to the last bit.
             self._sums = totals if collectives.is_chief else self._zeros()
         sums, weights = np.split(self._sums, 2)
         numbers: dict[str, list[float]] = {}
