@@ -131,15 +131,16 @@ class _SupervisedOutput(ExportOutput):
     metrics: Any = None
 
     def __init__(self, loss: Any = None, predictions: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
-        self.loss = {} if loss is None else _name_outputs(loss, "loss", f"{type(self).__name__}(loss)")
-        self.predictions = {} if predictions is None else _name_with_prefix("predictions", predictions)
+        self.loss = {} if loss is None else _name_with_prefix("loss", loss, f"{type(self).__name__}(loss)")
+        self.predictions = {} if predictions is None else _name_with_prefix("predictions", predictions, "predictions")
         self.metrics = {}
         for name, (value, update) in (metrics or {}).items():
             if isinstance(update, tf.Operation):  # a signature has only tensors, so one that runs the operation
                 with tf.control_dependencies([update]):
-                    update = tf.constant([])
-            self.metrics[f"metrics/{name}/value"] = value
-            self.metrics[f"metrics/{name}/update_op"] = update
+                    update = tf.constant([], name="metric_op_wrapper")
+            prefixed = _with_prefix("metrics", _checked_name(name, "metrics"))
+            self.metrics[f"{prefixed}/value"] = value
+            self.metrics[f"{prefixed}/update_op"] = update
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         outputs = {**self.loss, **self.predictions, **self.metrics}
@@ -266,18 +267,30 @@ def _name_outputs(outputs: Any, default: str, what: str) -> dict[str, Any]:
         outputs = {default: outputs}
     named: dict[str, Any] = {}
     for key, value in outputs.items():
-        if isinstance(key, tuple):
-            key = "/".join(map(str, key))
-        if not isinstance(key, str):
-            raise ValueError(f"{what} has the key {key!r}. Names of outputs must be strings.")
+        name = _checked_name(key, what)
         if not tf.is_tensor(value):
-            raise ValueError(f"{what}[{key!r}] must be a tensor, not {type(value).__name__}.")
-        named[key] = value
+            raise ValueError(f"{what}[{name!r}] must be a tensor, not {type(value).__name__}.")
+        named[name] = value
     return named
 
 
-def _name_with_prefix(prefix: str, outputs: Any) -> dict[str, Any]:
-    if not isinstance(outputs, Mapping):
-        return _name_outputs(outputs, prefix, prefix)
-    named = _name_outputs(outputs, "output", prefix)
-    return {f"{prefix}/{name}": value for name, value in named.items()}
+def _checked_name(key: Any, what: str) -> str:
+    """Return the name of an output that a user gave as `key`, a string or a tuple of strings."""
+    if isinstance(key, tuple):
+        key = "/".join(map(str, key))
+    if not isinstance(key, str):
+        raise ValueError(f"{what} has the key {key!r}. Names of outputs must be strings.")
+    return key
+
+
+def _name_with_prefix(prefix: str, outputs: Any, what: str) -> dict[str, Any]:
+    """Return name -> tensor of outputs, whose names begin with `prefix`. One tensor is named `prefix`."""
+    named = _name_outputs(outputs, prefix, what)
+    return {_with_prefix(prefix, name): value for name, value in named.items()}
+
+
+def _with_prefix(prefix: str, name: str) -> str:
+    """Return the name of an output after its kind. As in tf.estimator, a name that begins so stays as it is:
+    `metrics_at_5`, not `metrics/metrics_at_5`.
+    """
+    return name if name.startswith(prefix) else f"{prefix}/{name}"

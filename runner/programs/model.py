@@ -174,7 +174,7 @@ class Model:
         return program.part(request)
 
     def awaiting(self, path: str | None) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose programs may leave out initial values, because the checkpoint `path` is restored next;
+        """Return a context whose programs may leave out initial values, because the checkpoint `path` is restored next.
         None: there is no checkpoint.
 
         What layers have learnt by `adapt` becomes that of the checkpoint. If that differs, all programs are dropped.
