@@ -302,7 +302,7 @@ class TrainingRun:
             return str(self._checkpoints.latest)
         self._is_end_saved = setup.input.ended
         if self._after_save and not self._next.interrupted:
-            with setup.program.kept_metrics.set_aside():
+            with setup.program.kept_metrics.restoring_state():
                 for call in self._after_save:
                     call(self)
         return path

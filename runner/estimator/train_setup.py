@@ -157,7 +157,7 @@ class TrainSetupBuilder:
             _log.warning("%s", note)
         writers = tensorboard.EventWriters(is_on=context.is_chief, own={context.model_dir: self.summary_writer})
         trace_session = TraceSession(program.trace, context.model_fn.operators, model.begin_to_write)
-        session_hooks = SessionHooks(session, trace_session, writers, in_loops=True)
+        session_hooks = SessionHooks(session, trace_session, writers, is_training=True)
         scaffold = ModelScaffold(spec.scaffold, program.trace.graph, program.trace.requested)
         if context.is_chief:
             scaffold.warn_in_training(list(model.store.saved), context.config.keep_checkpoint_max)

@@ -19,12 +19,12 @@ v1 = tf.compat.v1
 
 
 class _Kind(NamedTuple):
-    """What objects of users are known by.
+    """How an object of the user is recognized as a hook or a listener.
 
     Attributes:
-      classes: their base classes.
-      method: what an object of another class has, if it is one all the same.
-      expected: the classes in words.
+      classes: base classes of such objects.
+      method: an object of any other class counts as well if it has this method.
+      expected: the classes in words, for a message.
     """
 
     classes: tuple[type, ...]
@@ -65,20 +65,20 @@ class TrainingOverrides:
     listeners: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def and_those_of(self, taken: Mapping[str, Any]) -> TrainingOverrides:
+    def and_those_of(self, settings: Mapping[str, Any]) -> TrainingOverrides:
         """Return these settings and those of one more hook.
 
         The earliest end of training counts, listeners and notes add up, and other settings replace earlier ones.
 
         Args:
-          taken: name of an attribute -> value, from the hook.
+          settings: name of an attribute -> value, from the hook.
         """
-        changes = dict(taken)
+        changes = dict(settings)
         for name in ("num_steps", "last_step"):
-            both = (getattr(self, name), taken.get(name))
-            changes[name] = min(_given(both), default=None)
+            ends = (getattr(self, name), settings.get(name))
+            changes[name] = min(_given(ends), default=None)
         for name in ("listeners", "notes"):
-            changes[name] = (*getattr(self, name), *taken.get(name, ()))
+            changes[name] = (*getattr(self, name), *settings.get(name, ()))
         return dataclasses.replace(self, **changes)
 
     def nan(self, configured: str) -> str:
@@ -107,7 +107,9 @@ def _given(values: Sequence[int | None]) -> list[int]:
 def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], list[Any]]:
     """Split hooks into (settings that the runner applies itself, native hooks, session hooks).
 
-    Callbacks of Keras become one native hook, the last.
+    Native hooks are called by the runner between loops of steps: each `runner.Hook`, and objects of other classes that
+    have its methods. Session hooks are SessionRunHooks, called as by a session of TensorFlow 1. Callbacks of Keras
+    become one native hook, the last.
 
     Raises:
       TypeError: an object is not a hook.
@@ -122,12 +124,14 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
             check_callback(hook)
             callbacks.append(hook)
             continue
-        taken = v1_bridge.settings_of_hook(hook)
-        # A hook that is both is one of TensorFlow's sessions only outside of a run.
+        settings = v1_bridge.settings_of_hook(hook)
+        if settings is not None:
+            overrides = overrides.and_those_of(settings)
+            continue
+        # A class may derive from both SessionRunHook and runner.Hook, so that it also works in a plain session; here it
+        # is called as a Hook.
         is_session_hook = isinstance(hook, v1.train.SessionRunHook) and not isinstance(hook, Hook)
-        if taken is not None:
-            overrides = overrides.and_those_of(taken)
-        elif is_session_hook:
+        if is_session_hook:
             session.append(hook)
         else:
             native.append(hook)

@@ -23,7 +23,7 @@ class EvaluationHooks:
     out.
 
     Args:
-      hooks: native hooks and SessionRunHooks.
+      hooks: native hooks and SessionRunHooks; a callback of Keras is refused.
       session: the session that SessionRunHooks get.
       run: the evaluation or prediction, as hooks see it.
       writers: as in SessionHooks.
@@ -43,7 +43,7 @@ class EvaluationHooks:
         check_no_callbacks(hooks)
         _, native, v1_hooks = split_hooks(hooks)
         self._examples = examples
-        self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
+        self.session = SessionHooks(v1_hooks, session, writers, is_training=False)
         self._hooks = native
         self._run = run
         self._count = count

@@ -53,7 +53,7 @@ def named(**kinds: Any) -> dict[str, Any]:
 
 
 def _add(name: str, value: Any, found: dict[str, Any]) -> None:
-    """Add the tensors of a structure to `found`, each under `name` and its keys, places or fields there."""
+    """Add the tensors of a structure to `found`: each under `name` and the keys, indices or fields that lead to it."""
     if value is None:
         return
     items: Mapping[Any, Any]
@@ -73,25 +73,25 @@ def _add(name: str, value: Any, found: dict[str, Any]) -> None:
         _add(path, item, found)
 
 
-def check(written: str, name: str, there: Mapping[str, Any], mode: str) -> None:
+def check(written: str, name: str, available: Mapping[str, Any], mode: str) -> None:
     """Check that `name` is that of a tensor whose rows are examples.
 
     Args:
       written: who fetches the name, as the beginning of a message.
       name: the name.
-      there: name -> value, as `named` returns it.
+      available: name -> value, as `named` returns it.
       mode: that of the step.
 
     Raises:
       ValueError: there is none; the message lists the names that there are.
     """
-    if name not in there:
+    if name not in available:
         why = f"there is no such value in {mode.upper()}."
-        has_predictions = any(fetched.startswith("predictions") for fetched in there)
+        has_predictions = any(fetched.startswith("predictions") for fetched in available)
         if name.startswith("predictions") and not has_predictions:
             why = f"model_fn returns no predictions in {mode.upper()}."
-        raise ValueError(f"{written}, but {why}{did_you_mean(name, there)} There are: {', '.join(there)}.")
-    value = there[name]
+        raise ValueError(f"{written}, but {why}{did_you_mean(name, available)} There are: {', '.join(available)}.")
+    value = available[name]
     for kind, dense in _DENSE.items():
         if isinstance(value, kind):
             raise ValueError(
@@ -119,9 +119,9 @@ def joined(names: Sequence[str], counts: Sequence[int], values: Sequence[np.ndar
       ValueError: a value has not a row for each example.
     """
     found: dict[str, np.ndarray] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         parts = []
-        for count, value in zip(counts, values[place :: len(names)], strict=True):
+        for count, value in zip(counts, values[index :: len(names)], strict=True):
             if not count:
                 continue
             shape = np.shape(value)

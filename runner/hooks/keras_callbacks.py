@@ -87,9 +87,9 @@ def check_callback(callback: Any) -> None:
     for kind in type(callback).__mro__:
         is_of_keras = kind.__module__.partition(".")[0] in ROOTS
         if is_of_keras and kind.__name__ in INSTEAD:
-            is_own = kind is type(callback)
+            is_of_the_user = kind is not type(callback)  # a class of the user that derives from that of Keras
             of_keras = f"the callback {kind.__name__} of Keras"
-            what = of_keras if is_own else f"{_name_of(callback)}, which is {of_keras}"
+            what = f"{_name_of(callback)}, which is {of_keras}" if is_of_the_user else of_keras
             raise NotAllowed(f"The runner does not call {what}. Instead, {INSTEAD[kind.__name__]}.")
     for method in _NOT_CALLED:
         if _overrides(callback, method):
@@ -304,8 +304,8 @@ class Epochs:
             return cls(None, 1, 0)
         total = pipeline.num_epochs or 1
         # In elements, of which a step takes one for each replica: the steps of all passes are rounded up.
-        each = Fraction(train_input.position.size, total * pipeline.division.elements_per_step)
-        return cls(each, total, int(train_input.position.passes))
+        steps_of_pass = Fraction(train_input.position.size, total * pipeline.division.elements_per_step)
+        return cls(steps_of_pass, total, int(train_input.position.passes))
 
     def number(self, steps_read: int) -> int:
         """Return the number of the epoch, from 0, of the step that follows `steps_read` steps."""
@@ -317,7 +317,7 @@ class Epochs:
         return number
 
     def begin(self, number: int) -> int:
-        """Return the number of steps before an epoch."""
+        """Return the number of steps before the epoch `number`."""
         if self.steps is None:
             return 0
         return math.ceil(number * self.steps)
@@ -393,11 +393,11 @@ class KerasCallbacks(Hook):
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
         self._calls = Calls()
-        self._of_batches = _methods(callbacks, _OF_BATCHES)
+        self._batch_methods = _methods(callbacks, _OF_BATCHES)
         self._is_in_epoch = False
         self._is_epoch_over = False
-        self._began_at = 0
-        self._of_evaluations: dict[str, float] = {}
+        self._epoch_began_at = 0
+        self._evaluation_logs: dict[str, float] = {}
         self._last_logs: dict[str, float] = {}
 
     def bind(
@@ -417,26 +417,28 @@ class KerasCallbacks(Hook):
         self._epochs = Epochs.of_input(train_input)
         number = self._epochs.number(_steps_read_of(train_input))
         saved = resumed.get(EPOCH, {"epoch": -1})
-        # One that has ended belongs to no step any more.
+        # The checkpoint may have the loss of an epoch that ended with it.
         self._loss = EpochLoss(**saved) if saved["epoch"] == number else EpochLoss(number)
-        self._saved = dataclasses.replace(self._loss)
+        self._saved_loss = dataclasses.replace(self._loss)  # as the newest checkpoint has it
 
     @property
     def every(self) -> Every:  # type: ignore[override]
-        if self._of_batches:
+        if self._batch_methods:
             return Every(steps=1)
         return EpochEnds(steps_to_end=lambda: self._epochs.steps_to_end(self._steps_read))
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint stores of the epoch, so that a resumed run goes on with its mean."""
-        self._saved = dataclasses.replace(self._loss)
+        """Return what a checkpoint stores of the epoch, so that a resumed run goes on with its mean. Called for each
+        checkpoint: the loss is kept, to go on from there after a rollback.
+        """
+        self._saved_loss = dataclasses.replace(self._loss)
         return {EPOCH: dataclasses.asdict(self._loss)}
 
     def begin(self, run: Run) -> None:
         if not self._is_chief:
             return
         self._run = cast(CalledRun, run)
-        self._say()
+        self._warn_of_costs()
         epochs = self._epochs
         steps = None if epochs.steps is None else math.ceil(epochs.steps)
         params = {"verbose": 0, "epochs": epochs.total, "steps": steps}
@@ -452,25 +454,26 @@ class KerasCallbacks(Hook):
             self._end_epoch()
         if not self._is_in_epoch:
             self._begin_epoch(step)
-        if self._of_batches:
+        if self._batch_methods:
             self._call("on_train_batch_begin", self._batch)
 
     def after_step(self, run: Run, result: StepResult) -> None:
         if not self._is_chief:
             return
         self._loss.add(result)
-        if self._of_batches:
+        if self._batch_methods:
             self._call("on_train_batch_end", self._batch - 1, self._logs())
         is_rolled_back = run.global_step < result.last_step
         if is_rolled_back:
-            self._loss = dataclasses.replace(self._saved)  # of the checkpoint with which training goes on
+            self._loss = dataclasses.replace(self._saved_loss)  # training goes on from the newest checkpoint
         number = self._epochs.number(self._steps_read)
         self._is_epoch_over = number > self._number
 
     def end(self, run: Run) -> None:
         if not self._is_chief:
             return
-        # Without a known pass, the run is the epoch. One that was asked to stop goes on in the next process.
+        # Without a known pass, the whole run is the epoch, and ends here, unless it was asked to stop: then the next
+        # process goes on with it.
         is_run_over = self._epochs.steps is None and not run.interrupted
         if self._is_epoch_over or (self._is_in_epoch and is_run_over):
             self._end_epoch()
@@ -494,12 +497,13 @@ class KerasCallbacks(Hook):
         logs = tensorboard.scalars(metrics)
         logs.pop("global_step", None)
         self._call("on_test_end", logs)
-        is_of_epoch = self._is_in_epoch and step > self._began_at  # not of an evaluation before the first step
+        # An evaluation before the first step of the epoch does not count for it.
+        is_of_epoch = self._is_in_epoch and step > self._epoch_began_at
         if not is_of_epoch:
             return
         prefix = f"val_{name}_" if name else "val_"
         for metric, value in logs.items():
-            self._of_evaluations[f"{prefix}{metric}"] = value
+            self._evaluation_logs[f"{prefix}{metric}"] = value
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
@@ -515,16 +519,16 @@ class KerasCallbacks(Hook):
     def _begin_epoch(self, step: int) -> None:
         self._number = self._epochs.number(self._steps_read)
         self._is_in_epoch = True
-        self._began_at = step
+        self._epoch_began_at = step
         if self._loss.epoch != self._number:
             self._loss = EpochLoss(self._number)
         self._call("on_epoch_begin", self._epochs.before + self._number)
 
     def _end_epoch(self) -> None:
-        self._last_logs = {**self._logs(), **self._of_evaluations}
+        self._last_logs = {**self._logs(), **self._evaluation_logs}
         self._is_in_epoch = False
         self._is_epoch_over = False
-        self._of_evaluations = {}
+        self._evaluation_logs = {}
         self._call("on_epoch_end", self._epochs.before + self._number, self._last_logs)
 
     def _logs(self) -> dict[str, float]:
@@ -541,12 +545,12 @@ class KerasCallbacks(Hook):
             # A callback may add to its logs.
             self._calls.call(callback, method, *copy.deepcopy(arguments))
 
-    def _say(self) -> None:
-        """Say what of the callbacks costs time, and where an epoch is not a pass."""
-        if self._of_batches:
+    def _warn_of_costs(self) -> None:
+        """Log a warning if a callback is called for each batch, which costs time, or if the whole run is one epoch."""
+        if self._batch_methods:
             _log.warning(
                 "%s is called for each batch, so loops of training have one step, which makes short steps slower.",
-                self._of_batches[0],
+                self._batch_methods[0],
             )
         of_epochs = _methods(self._callbacks, _OF_EPOCHS)
         if self._epochs.steps is None and of_epochs:
@@ -566,7 +570,7 @@ def _steps_read_of(train_input: TrainInput) -> int:
 
 
 def _methods(callbacks: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Return those of the methods that the callbacks define, as Class.method."""
+    """Return those of the methods `names` that the callbacks define, as Class.method."""
     methods = []
     for callback in callbacks:
         for name in names:

@@ -50,6 +50,7 @@ def print_variables(store: VariableStore, trace: Trace, stream: IO[str], max_row
     trainable = trace.requested.trainable
     variables: list[VariableSpec] = []
     for name, spec in store.saved_specs.items():
+        # `trainable` has the parts of a partitioned variable in place of the whole one.
         is_trainable = name in trainable or part_name(name, 0) in trainable
         variables.append(dataclasses.replace(spec, trainable=is_trainable))
     rows = []
@@ -58,24 +59,25 @@ def print_variables(store: VariableStore, trace: Trace, stream: IO[str], max_row
         rows.append([variable.name, shape, variable.dtype.name, variable.trainable, _count_values([variable])])
     print(file=stream)
     table = print_table("variables", ["name", "shape", "dtype", "trainable", "values"], rows, stream, max_rows)
-    rest = variables[max_rows:] if max_rows else []
-    if rest:
-        print(f"... and {len(rest)} more variables with {_count_values(rest):,} values", file=stream)
-    learned = _count_values(_trainable(variables))
-    others = _count_values(variables) - learned
+    cut_off = variables[max_rows:] if max_rows else []
+    if cut_off:
+        print(f"... and {len(cut_off)} more variables with {_count_values(cut_off):,} values", file=stream)
+    num_trained = _count_values(_trainable(variables))
+    others = _count_values(variables) - num_trained
     size = sum(size_of(variable) for variable in variables)
     print(
-        f"total: {learned:,} trainable parameters, {others:,} other values (optimizer, moving averages, counters), "
+        f"total: {num_trained:,} trainable parameters, {others:,} other values (optimizer, moving averages, counters), "
         f"{format_bytes(size)} on each replica",
         file=stream,
     )
-    if rest or max_rows is None:
+    if cut_off or max_rows is None:
         _print_layers(variables, stream, max_rows)
     return table
 
 
 def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: int | None) -> None:
     """Print the totals of each layer: variables are grouped by the first part of their names that differs."""
+    # Scopes that all trainable variables share name no layer, so `depth` is one more than their number.
     names = [variable.name for variable in _trainable(variables)]
     common = os.path.commonpath(names) if names else ""
     depth = 1 + len([part for part in common.split("/") if part])
@@ -86,8 +88,8 @@ def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: 
         layers.setdefault(layer, []).append(variable)
     rows = []
     for name, members in layers.items():
-        learned = _count_values(_trainable(members))
-        rows.append([name, str(len(members)), f"{learned:,}", f"{_count_values(members):,}"])
+        num_trained = _count_values(_trainable(members))
+        rows.append([name, str(len(members)), f"{num_trained:,}", f"{_count_values(members):,}"])
     print(file=stream)
     print_table("layers", ["name", "variables", "parameters", "values"], rows, stream, max_rows)
     num_hidden = len(rows) - len(rows[:max_rows])

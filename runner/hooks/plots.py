@@ -18,8 +18,8 @@ from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
 
-_MOST_NUMBERS = 20
-"""Classes up to which a confusion matrix shows its numbers."""
+_MAX_CLASSES_WITH_NUMBERS = 20
+"""Largest number of classes for which a confusion matrix shows its numbers."""
 
 
 class Drawing(Hook, abc.ABC):
@@ -98,9 +98,9 @@ class ConfusionMatrix(Drawing):
         super().__init__(steps, prefix)
 
     def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
-        of_labels, of_predictions = self.fetches
-        labels = self._classes(of_labels, values[of_labels])
-        predictions = self._classes(of_predictions, values[of_predictions])
+        labels_name, predictions_name = self.fetches
+        labels = self._classes(labels_name, values[labels_name])
+        predictions = self._classes(predictions_name, values[predictions_name])
         for pair in zip(labels, predictions, strict=True):
             if None not in pair:
                 self._counts[pair] = self._counts.get(pair, 0) + 1
@@ -113,21 +113,21 @@ class ConfusionMatrix(Drawing):
                 "a value for each class, [examples, classes]."
             )
         columns = values.reshape(len(values), -1)
-        if columns.dtype == object:
+        if columns.dtype == object:  # strings, as bytes
             return [text.decode(errors="replace") for text in columns[:, 0]]
         numbers = columns.astype(np.float64)
         has_nan = np.asarray(np.isnan(numbers).any(axis=1))
         if has_nan.any():
             self._warn_once(f"{name} has NaN; these examples are left out.")
-            numbers[has_nan] = 0
+            numbers[has_nan] = 0  # only until their texts are replaced by None below
         classes: np.ndarray = numbers[:, 0]
         if numbers.shape[1] > 1:
             classes = numbers.argmax(axis=1)
-        elif (classes != classes.round()).any():
+        elif (classes != classes.round()).any():  # one column that is no integers: probabilities of class 1
             classes = classes > 0.5
         texts: list[str | None] = [self._name_of(number) for number in classes.astype(int).tolist()]
-        for place in np.flatnonzero(has_nan):
-            texts[place] = None
+        for index in np.flatnonzero(has_nan):
+            texts[index] = None
         return texts
 
     def _name_of(self, number: int) -> str:
@@ -166,16 +166,16 @@ def _matrix(counts: np.ndarray, names: Sequence[str], title: str) -> Any:
     axes = figure.subplots()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    if len(names) <= _MOST_NUMBERS:
+    if len(names) <= _MAX_CLASSES_WITH_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
             color = "white" if shares[row, column] > 0.5 else "k"
             axes.text(column, row, str(count), ha="center", va="center", color=color)
-    places = range(len(names))
+    positions = range(len(names))
     axes.set_xlabel("model says")
     # Names as they are: `$x$` is no formula.
     axes.set_ylabel(title, parse_math=False)
-    axes.set_yticks(places, names, parse_math=False)
-    axes.set_xticks(places, names, parse_math=False, rotation=40, ha="right")
+    axes.set_yticks(positions, names, parse_math=False)
+    axes.set_xticks(positions, names, parse_math=False, rotation=40, ha="right")
     return figure
 
 
@@ -207,12 +207,12 @@ class ScorePlots(Drawing):
         super().__init__(steps, prefix)
 
     def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
-        of_labels, of_scores = self.fetches
-        labels = _of_positive(of_labels, values[of_labels])
+        labels_name, scores_name = self.fetches
+        labels = _column_of_positive_class(labels_name, values[labels_name])
         is_positive = labels == self._positive
-        if values[of_labels].shape[1:] == (2,):  # one-hot
+        if values[labels_name].shape[1:] == (2,):  # one-hot
             is_positive = labels > 0.5
-        scores = _of_positive(of_scores, values[of_scores])
+        scores = _column_of_positive_class(scores_name, values[scores_name])
         self._labels.append(is_positive)
         self._scores.append(scores.astype(np.float64))
 
@@ -249,7 +249,7 @@ def _are_probabilities(scores: np.ndarray) -> bool:
     return bool(scores.min() >= 0 and scores.max() <= 1)
 
 
-def _of_positive(name: str, values: np.ndarray) -> np.ndarray:
+def _column_of_positive_class(name: str, values: np.ndarray) -> np.ndarray:
     """Return the values of the positive class, `[examples]`: the only column, or the second of two."""
     columns = values.reshape(len(values), -1)
     if values.ndim > 2 or columns.shape[1] > 2:

@@ -56,21 +56,21 @@ class Profiling(Hook):
         self._steps = steps
         self._announce = announce
         self._profiler = profiler
-        self._began_at = 0
+        self._run_began_at = 0
         self._is_running = False
         self._was_tried = False
         self._profiled: StepRange | None = None
-        self._older: set[tuple[int, Path]] = set()
+        self._profiles_before: set[tuple[int, Path]] = set()  # those in the folder when the profiler started
 
     def begin(self, run: Run) -> None:
-        self._began_at = run.global_step
+        self._run_began_at = run.global_step
 
     def before_step(self, run: Run, step: int) -> None:
         is_in_range = self._steps.first <= step + 1 <= self._steps.last
         if self._was_tried or not is_in_range:
             return
         self._was_tried = True
-        self._older = _profiles(run.model_dir)
+        self._profiles_before = _profiles(run.model_dir)
         try:
             self._profiler.start(run.model_dir)
             self._is_running = True
@@ -92,8 +92,8 @@ class Profiling(Hook):
         if self._is_running:
             self._stop(run)
         elif not self._was_tried:
-            if self._began_at >= self._steps.last:
-                reason = f"it resumed at step {self._began_at}"
+            if self._run_began_at >= self._steps.last:
+                reason = f"it resumed at step {self._run_began_at}"
             else:
                 reason = f"it ended at step {run.global_step}"
             text = f"run.profile={self._steps}: no profile, because this run took none of these steps; {reason}."
@@ -111,10 +111,10 @@ class Profiling(Hook):
             _log.warning("run.profile=%s: the profile was not written: %s", self._steps, error)
             return
         profiled = self._profiled
-        written = max(_profiles(run.model_dir) - self._older, default=None)
-        if profiled is None or written is None:  # the first loop failed
+        newest = max(_profiles(run.model_dir) - self._profiles_before, default=None)
+        if profiled is None or newest is None:  # the first loop failed
             return
-        _, file = written
+        _, file = newest
         folder = file.parent
         what = f"step {profiled}" if profiled.first == profiled.last else f"steps {profiled}"
         if profiled != self._steps:

@@ -42,14 +42,14 @@ class ModelScaffold:
     def __init__(self, scaffold: Any, graph: Any, requested: RequestedVariables) -> None:
         self._scaffold = scaffold or v1.train.Scaffold()
         self.saver = _find_saver(scaffold, graph)
-        self._in_saver: Mapping[str, str] = {}
+        self._keys_in_saver: Mapping[str, str] = {}  # name of a variable -> its key
         if isinstance(self.saver, v1.train.Saver):
-            self._in_saver = v1_bridge.names_in_saver(self.saver)
+            self._keys_in_saver = v1_bridge.names_in_saver(self.saver)
         self.objects: tuple[bytes, dict[str, str]] = (b"", {})
         if isinstance(self.saver, _OBJECTS):
             self.objects = self._describe_objects(graph, requested)
         _, keys_of_objects = self.objects
-        all_keys = {**self._in_saver, **keys_of_objects}
+        all_keys = {**self._keys_in_saver, **keys_of_objects}
         self.keys = {name: key for name, key in all_keys.items() if name != key}
 
     @property
@@ -66,9 +66,9 @@ class ModelScaffold:
 
     def not_in_saver(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the saver does not store."""
-        if not self._in_saver:
+        if not self._keys_in_saver:
             return []
-        return [name for name in names if name not in self._in_saver]
+        return [name for name in names if name not in self._keys_in_saver]
 
     def _describe_objects(self, graph: Any, requested: RequestedVariables) -> tuple[bytes, dict[str, str]]:
         """Return (serialized object graph, variable name -> its key in a checkpoint) of a `tf.train.Checkpoint`."""
@@ -136,16 +136,18 @@ class ModelScaffold:
                 "checkpoints. Use a CheckpointSaverListener to run code around each save.",
                 type(self.saver).__name__,
             )
-        beside = self.not_in_saver(names)
-        taken = set(self.keys.values())
-        lost = [name for name in beside if name in taken]
+        not_stored = self.not_in_saver(names)
+        keys_of_others = set(self.keys.values())
+        # The runner stores a variable that the saver leaves out under its name, unless the saver has given that key to
+        # another variable.
+        lost = [name for name in not_stored if name in keys_of_others]
         if lost:
             _log.warning(
                 "EstimatorSpec.scaffold: its saver stores other variables under the keys %s. The variables of these "
                 "names are therefore not saved, and training cannot resume. Give the saver different keys.",
                 ", ".join(lost),
             )
-        kept = [name for name in beside if name not in lost]
+        kept = [name for name in not_stored if name not in lost]
         if kept:
             _log.info(
                 "EstimatorSpec.scaffold: its saver does not store %s; the runner's checkpoints contain them anyway.",

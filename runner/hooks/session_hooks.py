@@ -38,18 +38,20 @@ class SessionHooks:
       hooks: the hooks.
       session: the session that hooks get.
       writers: the event file writers of SummarySaverHooks; closed at the end of the run.
-      in_loops: the steps are training steps, which run in loops if the hooks allow it. False: the steps are batches of
-        an evaluation or prediction, and hooks are called for each batch.
+      is_training: the steps are training steps, which run in loops if the hooks allow it. False: the steps are batches
+        of an evaluation or prediction, and hooks are called for each batch.
 
     Attributes:
       stop_requested: a hook has requested that this was the last step.
     """
 
-    def __init__(self, hooks: Sequence[Any], session: TraceSession, writers: EventWriters, *, in_loops: bool) -> None:
+    def __init__(
+        self, hooks: Sequence[Any], session: TraceSession, writers: EventWriters, *, is_training: bool
+    ) -> None:
         self.session = session
-        self._callers = [caller_of(hook, session.tensor, writers.of, in_loops=in_loops) for hook in hooks]
+        self._callers = [caller_of(hook, session.tensor, writers.of, is_training=is_training) for hook in hooks]
         self._writers = writers
-        self._in_loops = in_loops
+        self._is_training = is_training
         self.stop_requested = False
         self._calls: list[_Call] = []
         self._step = 0
@@ -72,7 +74,7 @@ class SessionHooks:
         """Call `begin` of the hooks, inside `Model.extended`, and warn of hooks that allow only one step per loop."""
         self._offer_global_step()
         for caller in self._callers:
-            if self._in_loops and caller.costs_the_loop:
+            if self._is_training and caller.forces_loops_of_one_step:
                 _log.warning(
                     "The hook %s may fetch or stop at any step, so training runs one step per loop. Short steps then "
                     "take several times as long.",
@@ -93,7 +95,8 @@ class SessionHooks:
                 caller.hook.after_create_session(self.session, None)
 
     def request(self, step: int) -> StepRequest:
-        """Return what the hooks request of the step that ends at global step `step`; falsy if no hook is called.
+        """Call `before_run` of the hooks that are due, and return what they request of the step that ends at global
+        step `step`; falsy if no hook is called.
 
         Raises:
           ValueError: a hook requests something that a traced step does not have.
@@ -130,7 +133,7 @@ class SessionHooks:
         return StepRequest(fetches, placeholders, [value for _, value in feeds])
 
     def after_run(self, values: Sequence[np.ndarray]) -> None:
-        """Pass the values of a step to the hooks that requested them.
+        """Call `after_run` of the hooks that were called before the step, with the values that they requested.
 
         Args:
           values: NumPy values in the order of the last request; operations have no value.
@@ -138,11 +141,11 @@ class SessionHooks:
         elements = self._fetched_elements()
         of_elements = values_of_elements(elements, iter(values))
         self.session.remember(elements, of_elements)
-        handed_out = iter(of_elements)
+        remaining = iter(of_elements)
         for call in self._calls:
             results = None
             if call.fetches is not None:
-                results = self.session.packed(call.fetches, handed_out)
+                results = self.session.packed(call.fetches, remaining)
             with self.session.entered():
                 run_values = v1.train.SessionRunValues(results, v1.RunOptions(), v1.RunMetadata())
                 call.caller.after_run(call.context, run_values, self._step)
@@ -157,6 +160,7 @@ class SessionHooks:
         return elements
 
     def end(self) -> None:
+        """Call `end` of the hooks."""
         self.session.end()
         with self.session.entered():
             for caller in self._callers:
@@ -209,7 +213,7 @@ class Caller:
     """
 
     steps: int | None = 1
-    costs_the_loop = True
+    forces_loops_of_one_step = True
 
     def __init__(self, hook: Any, resolve: Callable[[Any], Any], writer_of: Callable[[str], Any]) -> None:
         self.hook = hook
@@ -226,6 +230,7 @@ class Caller:
         return True
 
     def begin(self) -> None:
+        """Call `begin` of the hook, with the runner's writer of event files, and tensors in place of their names."""
         # Not isinstance: a mock says that it is of the class of its spec, and lacks what only objects have.
         if issubclass(type(self.hook), v1.train.SummarySaverHook):
             self._until_end.enter_context(v1_bridge.writer_given(self.hook, self._writer_of))
@@ -263,7 +268,7 @@ class _AtTheEnds(Caller):
     """Calls a hook only before the first step and after the last: FinalOpsHook, hooks without a method for steps."""
 
     steps = None
-    costs_the_loop = False
+    forces_loops_of_one_step = False
 
     def steps_until_due(self, step: int) -> float:
         return math.inf
@@ -273,31 +278,38 @@ class _AtTheEnds(Caller):
 
 
 class _AtItsTurn(Caller):
-    """Calls one of TensorFlow's own hooks when it is due, and corrects its step count by the steps without a call."""
+    """Calls one of TensorFlow's own hooks when its timer is due.
 
-    costs_the_loop = False
+    Such a hook counts steps, and decides by its count whether to log or save. It misses the steps between its calls, so
+    its count is first set to what it would be after a call at each step.
+    """
+
+    forces_loops_of_one_step = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.steps, self._secs = v1_bridge.cadence_of_timer(self.hook)
-        self._called: tuple[int, int] | None = None  # the last step that the hook saw, and its count after it
+        # The last step at which the hook was called, and its count after that call.
+        self._last_call: tuple[int, int] | None = None
 
     def steps_until_due(self, step: int) -> float:
-        if self._called is None:
+        if self._last_call is None:
             has_timer = self.steps is not None or self._secs is not None
             return 1 if has_timer else math.inf  # the hook is first due at the first step
         last_turn = v1_bridge.last_turn(self.hook)
         if self.steps is None or last_turn is None:
             return math.inf
-        called_at, count = self._called
+        called_at, count = self._last_call
         # The step after `called_at` has the number `count` in the hook's own count.
         next_turn = called_at + 1 + (last_turn + self.steps - count)
         return max(1, next_turn - step)
 
     def is_due(self, step: int) -> bool:
-        if self._called is not None:
-            called_at, count = self._called
+        """Report whether the hook takes part in the step that ends at `step`, after setting the count of the hook."""
+        if self._last_call is not None:
+            called_at, count = self._last_call
             v1_bridge.set_count(self.hook, count + step - called_at - 1)
+        # A SummarySaverHook has no count before its first step. A hook that logs at the end keeps the values of a call.
         is_without_count = v1_bridge.count_of(self.hook) is None
         if is_without_count or v1_bridge.tensors_logged_at_end(self.hook) is not None:
             return True
@@ -307,30 +319,35 @@ class _AtItsTurn(Caller):
         super().after_run(context, values, step)
         count = v1_bridge.count_of(self.hook)
         assert count is not None
-        self._called = step, count
+        self._last_call = step, count
 
 
 def caller_of(
-    hook: Any, resolve: Callable[[Any], Any], writer_of: Callable[[str], Any], *, in_loops: bool = True
+    hook: Any, resolve: Callable[[Any], Any], writer_of: Callable[[str], Any], *, is_training: bool = True
 ) -> Caller:
-    """Return the Caller that fits `hook`.
+    """Return the Caller that calls `hook` least often.
+
+    It never calls a hook at steps if the hook overrides neither `before_run` nor `after_run`. It calls the Logging and
+    SummarySaver hooks of TensorFlow when they are due, and any other hook at every step.
 
     Args:
       hook: a SessionRunHook.
       resolve, writer_of: as in Caller.
-      in_loops: as in SessionHooks. If False, the global step stays the same and the hook sees each batch, so a
-        SummarySaverHook counts as in a session.
+      is_training: as in SessionHooks.
     """
     # Methods of the object, not of its class: they may be set on an object, and a mock has no others.
     before_run = _function_of(hook.before_run)
     after_run = _function_of(hook.after_run)
 
-    def is_as_in(kind: Any) -> bool:
+    def has_methods_of(kind: Any) -> bool:
         return before_run == kind.before_run and after_run == kind.after_run
 
-    if is_as_in(v1.train.SessionRunHook):
+    if has_methods_of(v1.train.SessionRunHook):
         return _AtTheEnds(hook, resolve, writer_of)
-    if is_as_in(v1.train.LoggingTensorHook) or (in_loops and is_as_in(v1.train.SummarySaverHook)):
+    # In an evaluation the global step, by which a SummarySaverHook counts, stands still. The hook must then see and
+    # count each batch, as in a session.
+    is_summary_hook_of_training = is_training and has_methods_of(v1.train.SummarySaverHook)
+    if has_methods_of(v1.train.LoggingTensorHook) or is_summary_hook_of_training:
         return _AtItsTurn(hook, resolve, writer_of)
     return Caller(hook, resolve, writer_of)
 

@@ -54,8 +54,8 @@ class SessionRestore:
             wanted = [tensor for tensor in tensors.values() if tensor.op is operation]
             entries = []
             for tensor in wanted:
-                place = tensor.value_index
-                entries.append((keys[place], slices[place], tensor.dtype))
+                index = tensor.value_index
+                entries.append((keys[index], slices[index], tensor.dtype))
             values += zip(wanted, read_entries(path.decode(), "CPU:0", entries), strict=True)
         return values
 
@@ -119,17 +119,17 @@ def _read_by(operation: tf.Operation) -> list[tf.Tensor] | None:
     stack = [operation]
     while stack:
         current = stack.pop()
-        has_state = current.op_def.is_stateful and current.type != "VarHandleOp"
+        has_state = current.op_def.is_stateful and current.type != "VarHandleOp"  # a handle is only a name
         if has_state and current is not operation:
             return None
-        before: list[tf.Operation] = []
+        inputs: list[tf.Operation] = []
         for tensor in current.inputs:
             if tensor.op.type == READ:
                 read[id(tensor)] = tensor
             else:
-                before.append(tensor.op)
-        before += current.control_inputs
-        for source in before:
+                inputs.append(tensor.op)
+        inputs += current.control_inputs
+        for source in inputs:
             if source not in seen:
                 seen.add(source)
                 stack.append(source)

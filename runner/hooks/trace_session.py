@@ -160,8 +160,8 @@ def _take_apart(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
 
 v1 = tf.compat.v1
 
-# Suffixes of the tensor that holds a variable's value in a TensorFlow 1 graph.
-_VALUES = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
+# What follows the name of a variable in the name of the tensor with its value, in a TensorFlow 1 graph.
+_VALUE_SUFFIX = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
 _OF_REPLICA = re.compile(r"(^|/)replica_\d+/")
 
 
@@ -221,7 +221,7 @@ class TraceSession(v1_bridge.ActsAsSession):
 
     def as_default(self) -> contextlib.AbstractContextManager[Any]:
         """Enter the default session that `Tensor.eval()` and `Operation.run()` look for."""
-        return tf.compat.v1.Session.as_default(self)  # it asks nothing of the session
+        return tf.compat.v1.Session.as_default(self)  # it uses no attribute that only a real session has
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -237,7 +237,10 @@ class TraceSession(v1_bridge.ActsAsSession):
         self._last = {id(element): value for element, value in zip(elements, values, strict=True)}
 
     def elements(self, fetches: Any) -> list[Any]:
-        """Return the tensors and operations of `fetches` as a flat list; a variable means its value before the step."""
+        """Return the tensors and operations of `fetches` as a flat list; a variable means its value before the step.
+
+        If one of them may write to a variable, announce that with `begin_to_write`.
+        """
         elements: list[Any] = []
         for fetch in flat_fetches(fetches):
             elements += [self.element(part) for part in flat_parts(fetch)]
@@ -302,8 +305,10 @@ class TraceSession(v1_bridge.ActsAsSession):
         return all(self._last.get(id(element)) is not None for element in elements)
 
     def _run_alone(self, elements: Sequence[Any], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[Any]:
-        """Run operations and return the values of tensors that depend on no batch. A restore runs in parts; any other
-        function is built once, because a hook may run it after each step.
+        """Run operations and return the values of tensors that depend on no batch.
+
+        Assignments of values from a checkpoint run in parts. For anything else a function is built once, because a hook
+        may run it after each step.
         """
         placeholders = [placeholder for placeholder, _ in feeds]
         given = [value for _, value in feeds]
@@ -322,13 +327,14 @@ class TraceSession(v1_bridge.ActsAsSession):
     def _restore(
         self, reads: Mapping[tf.Operation, Sequence[tf.Tensor]], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]
     ) -> None:
-        """Run assignments of what they read from checkpoints. Args: reads: as in SessionRestore."""
+        """Run assignments of values from checkpoints, in parts of bounded size. Args: reads: as in SessionRestore."""
         placeholders = [placeholder for placeholder, _ in feeds]
         given = [value for _, value in feeds]
         restore = SessionRestore(reads, lambda tensors: self._run_alone(tensors, feeds))
         for part, pairs in restore.parts():
-            read = [tensor for tensor, _ in pairs]
-            function = self._trace.function([], part, with_inputs=False, feeds=[*placeholders, *read])
+            # Feed what is read, so that the operations that read all values at once do not run.
+            tensors_read = [tensor for tensor, _ in pairs]
+            function = self._trace.function([], part, with_inputs=False, feeds=[*placeholders, *tensors_read])
             function(*given, *[value for _, value in pairs])
             del pairs  # before the next part is read
 
@@ -350,10 +356,14 @@ class TraceSession(v1_bridge.ActsAsSession):
         return found
 
     def _initialize_iterators(self, fetches: Any, feed_dict: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-        """Feed the placeholders of the input function if `fetches` contain an iterator's initializer.
+        """Set the variables that stand for the placeholders of the input function, if `fetches` contain an iterator's
+        initializer.
 
         Returns:
-          The other feeds.
+          The feeds of other placeholders, as (key, value).
+
+        Raises:
+          ValueError: steps have been taken, or a placeholder is not fed.
         """
         initializers = [fetch for fetch in flat_fetches(fetches) if isinstance(fetch, IteratorInitializer)]
         if initializers and self._has_stepped:
@@ -361,7 +371,7 @@ class TraceSession(v1_bridge.ActsAsSession):
                 "session.run(iterator.initializer) in a hook after the first step is not possible: it would restart "
                 "the data, whose position is part of the checkpoint. Use dataset.repeat()."
             )
-        others = list(feed_dict.items())
+        other_feeds = list(feed_dict.items())
         for initializer in initializers:
             for placeholder, variable in initializer.placeholders:
                 values = [value for key, value in feed_dict.items() if _is_key_of(key, placeholder)]
@@ -373,8 +383,8 @@ class TraceSession(v1_bridge.ActsAsSession):
                     )
                 with tf.init_scope():
                     variable.assign(fed_value(placeholder, values[0]))
-                others = [(key, value) for key, value in others if not _is_key_of(key, placeholder)]
-        return others
+                other_feeds = [(key, value) for key, value in other_feeds if not _is_key_of(key, placeholder)]
+        return other_feeds
 
     def element(self, fetch: Any) -> Any:
         """Return the tensor or operation that `fetch` is or names.
@@ -392,7 +402,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         fetch = self._variable_of_keras(fetch)
         if isinstance(fetch, LocalVariable):
             fetch = fetch.values[0]  # the first replica's, like any other fetch
-        if hasattr(type(fetch), "read_value"):
+        if hasattr(type(fetch), "read_value"):  # a variable, of TensorFlow or of a strategy
             if id(fetch) not in self._reads:
                 with self.graph.as_default():
                     self._reads[id(fetch)] = (fetch, fetch.read_value())
@@ -422,13 +432,18 @@ class TraceSession(v1_bridge.ActsAsSession):
         return element
 
     def _find_by_name(self, name: str) -> Any:
+        """Return the tensor or operation of that name, or the value of a variable that is named as in TensorFlow 1.
+
+        Raises:
+          NotInGraphError: there is none.
+        """
         try:
             # The graph's own method: that of classic code finds a variable's handle where a hook wants its value.
             return type(self.graph).as_graph_element(self.graph, name)
         except (KeyError, ValueError):
             variables = {name: variable for name, (variable, _) in self._trace.requested.requests.items()}
             variables[GLOBAL_STEP] = v1.train.get_global_step(self.graph)
-            variable = variables.get(_VALUES.sub("", name))
+            variable = variables.get(_VALUE_SUFFIX.sub("", name))
             if variable is not None:
                 return self.element(variable)
         known = list(variables)
@@ -441,6 +456,12 @@ class TraceSession(v1_bridge.ActsAsSession):
         )
 
     def _find_placeholder(self, key: Any) -> Any:
+        """Return the placeholder of model_fn or a hook that a key of a feed_dict is or names.
+
+        Raises:
+          TypeError: nothing has that name, as a session says it.
+          ValueError: it is no placeholder, or is the input of the step.
+        """
         try:
             tensor = self.tensor(key)
         except NotInGraphError as error:
@@ -455,17 +476,21 @@ class TraceSession(v1_bridge.ActsAsSession):
         return tensor
 
     def _of_all_replicas(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Return the placeholders of all replicas that model_fn made in one place; of a hook's placeholder, itself."""
+        """Return the placeholders that model_fn made on all replicas, given that of the first; a hook makes only one.
+
+        They have the same name, except for the scope of the replica.
+        """
         if id(tensor) not in self._placeholders:
             name = _OF_REPLICA.sub(r"\1", tensor.name)
             placeholders = [operation for operation in self._trace.operations if operation.type == tensor.op.type]
-            same_place = []
+            outputs_of_same_name = []
             for placeholder in placeholders:
                 output = placeholder.outputs[0]
                 if _OF_REPLICA.sub(r"\1", output.name) == name:
-                    same_place.append(output)
-            is_of_model_fn = any(output is tensor for output in same_place)
+                    outputs_of_same_name.append(output)
+            # What a hook made is not among the operations of the trace.
+            is_of_model_fn = any(output is tensor for output in outputs_of_same_name)
             if not is_of_model_fn:
-                same_place = [tensor]
-            self._placeholders[id(tensor)] = same_place
+                outputs_of_same_name = [tensor]
+            self._placeholders[id(tensor)] = outputs_of_same_name
         return self._placeholders[id(tensor)]

@@ -42,14 +42,14 @@ class KerasTrace:
       written: operations by which Keras optimizers write variables; the optimizers return no update op.
       reduce: called by Keras optimizers with a list of (gradient, variable) pairs, instead of summing over replicas.
       owners: the current owner of new variables.
-      layers: name of a variable that a layer of tf_keras made -> that layer, which may be frozen, now or later.
+      tf_keras_layers: name of a variable that a layer of tf_keras made -> that layer, which may be frozen later.
     """
 
     def __init__(self, reduce: Callable[[list[Any]], list[Any]] | None = None) -> None:
         self.written: list[tf.Operation] = []
         self.reduce = reduce
         self.owners = _Owners()
-        self.layers: dict[str, Any] = {}
+        self.tf_keras_layers: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractCon
     def noting_layer(add_weight: Callable[..., Any]) -> Callable[..., Any]:
         def add(self: Any, *args: Any, **kwargs: Any) -> Any:
             variable = add_weight(self, *args, **kwargs)
-            trace.layers[variable.name.partition(":")[0]] = self
+            trace.tf_keras_layers[variable.name.partition(":")[0]] = self
             return variable
 
         return add

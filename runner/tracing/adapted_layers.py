@@ -63,6 +63,8 @@ class _Adapting:
         self._learners: dict[str, Any] = {}  # name of a layer -> the layer that learnt in this trace
 
     def once(self, adapt: Callable[..., None]) -> Callable[..., None]:
+        """Return the method that replaces `adapt` of a class of layers."""
+
         def adapt_once(layer: Any, data: Any, *args: Any, **kwargs: Any) -> None:
             if layer.name not in self._adapted:
                 learn = functools.partial(_learn_from, layer, adapt, data, *args, **kwargs)

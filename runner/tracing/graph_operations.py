@@ -91,22 +91,22 @@ def needed(
 
 
 def sent_first(running: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Return the operations whose results other processes get before anything of theirs is needed here: the inputs of
-    those collectives that depend on no other one.
+    """Return the operations whose results this process sends first: the inputs of collectives that depend on no other
+    collective. They run without waiting for another process.
 
     Args:
       running: operations in program order.
     """
-    after_one: set[tf.Operation] = set()  # collectives, and what depends on them
+    after_collective: set[tf.Operation] = set()  # collectives, and operations that depend on one
     sent = []
     for operation in running:
-        before = [tensor.op for tensor in operation.inputs]
-        is_late = not after_one.isdisjoint(before)
+        input_operations = [tensor.op for tensor in operation.inputs]
+        is_late = not after_collective.isdisjoint(input_operations)
         is_collective = operation.type.startswith("Collective")
         if is_collective and not is_late:
-            sent.append(before[0])
+            sent.append(input_operations[0])  # the value; other inputs are its keys and sizes
         if is_collective or is_late:
-            after_one.add(operation)
+            after_collective.add(operation)
     return list(dict.fromkeys(sent))
 
 
@@ -133,7 +133,8 @@ def may_write(graph: Any, variables: Iterable[Any], elements: Iterable[Any]) -> 
 
 
 def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
-    """Return control edges that run `running` in program order, variable by variable.
+    """Return the control inputs by which `running` run in program order, variable by variable: operation -> those
+    that must run before it. A read waits for the last write, a write for the last write and for all reads since.
 
     Args:
       running: operations in program order. Only these are connected, so nothing else is pulled in. The order of
@@ -148,18 +149,18 @@ def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operat
     reads: dict[int, list[tf.Operation]] = collections.defaultdict(list)
     for operation in running:
         used = {resources[tensor.name] for tensor in operation.inputs if tensor.name in resources}
-        before = set[tf.Operation]()
+        predecessors = set[tf.Operation]()
         for resource in used:
             if resource in last_write:
-                before.add(last_write[resource])
+                predecessors.add(last_write[resource])
             if operation.type in _READS:
                 reads[resource].append(operation)
             else:
-                before.update(reads.pop(resource, ()))
+                predecessors.update(reads.pop(resource, ()))
                 last_write[resource] = operation
-        before -= {operation, *operation.control_inputs}
-        if before:
-            edges[operation] = sorted(before, key=lambda other: other.name)
+        predecessors -= {operation, *operation.control_inputs}
+        if predecessors:
+            edges[operation] = sorted(predecessors, key=lambda other: other.name)
     return edges
 
 
@@ -168,13 +169,13 @@ def user_line_of(operation: tf.Operation | None) -> str:
     if operation is None:
         return ""
     packages = (os.path.dirname(tf.__file__), str(Path(__file__).parents[1]))
-    own = []
+    user_frames = []
     for frame in operation.traceback:
         is_of_package = frame.filename.startswith(packages) or "site-packages" in frame.filename
         if not is_of_package:
-            own.append(frame)
-    if not own:
+            user_frames.append(frame)
+    if not user_frames:
         return ""
-    frame = own[-1]
+    frame = user_frames[-1]
     line = frame.line or linecache.getline(frame.filename, frame.lineno).strip()
     return f" ({frame.filename}, line {frame.lineno}: {line})"

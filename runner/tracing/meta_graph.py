@@ -35,8 +35,9 @@ def meta_graph(trace: Trace, store: VariableStore, keys: Mapping[str, str], trai
     """
     meta = v1.MetaGraphDef(graph_def=trace.graph.as_graph_def())
     meta.meta_info_def.tensorflow_version = tf.__version__
+    # This changes `meta.graph_def` in place, as `make_variable` and `add_saver` do below.
     nodes = _Nodes(meta.graph_def, _specs_of_handles(trace, store))
-    if GLOBAL_STEP not in nodes.variables:  # the step does not count itself
+    if GLOBAL_STEP not in nodes.variables:  # the graph of the step may not use the counter of steps
         nodes.make_variable(nodes.definition.node.add(name=GLOBAL_STEP), store.specs[GLOBAL_STEP])
     slices = _slices_in_checkpoint(store, nodes.variables.keys(), keys)
     dtypes = [store.specs[name].dtype for name in slices]
@@ -111,7 +112,7 @@ class _Nodes:
     """The nodes of a GraphDef, whose placeholders for handles become variables with the variables' names.
 
     Args:
-      definition: the GraphDef.
+      definition: the GraphDef, which the constructor and all methods change in place.
       handles: name of a placeholder -> spec of the variable for whose handle it stands.
 
     Attributes:
@@ -124,21 +125,23 @@ class _Nodes:
         self._taken = {node.name for node in definition.node}
         with tf.Graph().as_default():
             self._variable_def = type(tf.Variable(0.0).to_proto())  # VariableDef has no public name
-        new = {node: self._take_unique(spec.name) for node, spec in handles.items()}
-        made = []
+        new_names = {node: self._take_unique(spec.name) for node, spec in handles.items()}
+        nodes_of_handles = []
         for node in definition.node:
             node.device = ""
             # Colocations name nodes by their old names. An operation that uses a handle is placed with it anyway.
             node.attr.pop("_class", None)
-            for place, text in enumerate(node.input):
+            for number, text in enumerate(node.input):
+                # "name", "name:output", or "^name" of a control dependency.
                 source, colon, output = text.removeprefix("^").partition(":")
-                if source in new:
-                    control = "^" if text.startswith("^") else ""
-                    node.input[place] = f"{control}{new[source]}{colon}{output}"
-            if node.name in new:
-                made.append((node, handles[node.name]))
-                node.name = new[node.name]
-        for node, spec in made:
+                if source in new_names:
+                    caret = "^" if text.startswith("^") else ""
+                    node.input[number] = f"{caret}{new_names[source]}{colon}{output}"
+            if node.name in new_names:
+                nodes_of_handles.append((node, handles[node.name]))
+                node.name = new_names[node.name]
+        # After the loop over `definition.node`, to which this adds nodes.
+        for node, spec in nodes_of_handles:
             self.make_variable(node, spec)
 
     def make_variable(self, node: Any, spec: VariableSpec) -> None:
@@ -149,9 +152,9 @@ class _Nodes:
         node.attr["dtype"].type = spec.dtype.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
         self._taken.add(node.name)
-        nothing = tf.make_tensor_proto([], spec.dtype)  # without values, all of them are zeros
-        nothing.tensor_shape.CopyFrom(tf.TensorShape(spec.smallest_shape).as_proto())
-        zeros = self._add(f"{node.name}/Initializer/zeros", "Const", dtype=spec.dtype, value=nothing)
+        zero_values = tf.make_tensor_proto([], spec.dtype)  # a TensorProto without values: all are zeros
+        zero_values.tensor_shape.CopyFrom(tf.TensorShape(spec.smallest_shape).as_proto())
+        zeros = self._add(f"{node.name}/Initializer/zeros", "Const", dtype=spec.dtype, value=zero_values)
         assign = self._add(f"{node.name}/Assign", "AssignVariableOp", node.name, zeros, dtype=spec.dtype)
         # By this name convert_variables_to_constants finds it.
         read = self._add(f"{node.name}/Read/ReadVariableOp", "ReadVariableOp", node.name, dtype=spec.dtype)
@@ -181,10 +184,10 @@ class _Nodes:
         saved = self._add("save/control_dependency", "Identity", path, f"^{save}", T=tf.string)
         restore = self._add("save/RestoreV2", "RestoreV2", *inputs, dtypes=dtypes)
         assigned = []
-        for place, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
+        for number, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
             handle = variable.variable_name.removesuffix(":0")
-            value = f"{restore}:{place}"
-            assigned.append(self._add(f"save/Assign_{place}", "AssignVariableOp", handle, value, dtype=dtype))
+            value = f"{restore}:{number}"
+            assigned.append(self._add(f"save/Assign_{number}", "AssignVariableOp", handle, value, dtype=dtype))
         all_restored = self._add("save/restore_all", "NoOp", *[f"^{name}" for name in assigned])
         return v1.train.SaverDef(
             filename_tensor_name=f"{path}:0",

@@ -28,11 +28,12 @@ from runner.tracing.variable_store import LocalVariable, VariableStore
 States = Mapping[str, np.ndarray]
 """Name of a variable -> its values in several states, `[states, ...]`."""
 
-_ADDS = frozenset(
+_ADDING_WRITES = frozenset(
     {"AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd"}
 )
+"""Types of operations that add to a variable, or subtract from it, what their other inputs say."""
 
-_OF_COVARIANCE = ("count", "mean_prediction", "mean_label", "comoment")
+_COVARIANCE_VARIABLES = ("count", "mean_prediction", "mean_label", "comoment")
 """Names of the variables of contrib's streaming_covariance, below its scope."""
 
 
@@ -61,24 +62,26 @@ class KeptMetrics:
         for name, metric in metrics.items():
             if is_pair(metric) or is_keras_metric(metric):
                 self._metrics[name] = metric
-        self._values = self._function_of_pairs()
-        own = set(self._variables)
+        self._compute_pairs = self._function_of_pairs()
+        local_names = set(self._variables)
         is_evaluation = not trace.requested.training
         self._handles: dict[str, str] = {}
         for handle, name in trace.handles(replica=0):
-            # In TRAIN an update may wait for train_op, which changes the model.
-            if is_evaluation or name in own:
+            # In TRAIN, writes to the model do not count: an update may wait for train_op, which changes the model.
+            if is_evaluation or name in local_names:
                 self._handles[handle.name] = name
+        # Name of a metric -> the operations of the first replica that update it.
         writes = {name: self._writes(metric) for name, metric in self._metrics.items()}
         if is_evaluation:  # an eager step has no writes to look at
             self._check_updated(writes)
         written = self._written_by(writes)
-        self._states = [name for name in written if name in own]
-        self.unmerged = [name for name, of_metric in writes.items() if not self._can_merge(metrics[name], of_metric)]
+        self._states = [name for name in written if name in local_names]  # names of variables
+        self.unmerged = [name for name, updates in writes.items() if not self._can_merge(metrics[name], updates)]
         self.changes_model = len(self._states) < len(written)
 
     def _function_of_pairs(self) -> Callable[[], dict[str, Any]]:
-        """Return a function of the values of (value, update) pairs, without those that are variables.
+        """Return a function that computes the values of (value, update) pairs in the graph: name -> tensor. Values that
+        are variables are left out.
 
         Raises:
           ValueError: a value depends on one batch.
@@ -130,27 +133,27 @@ class KeptMetrics:
         Args:
           of_one_replica: only the chief's first replica has seen batches.
         """
-        with self.set_aside():
-            # The graph and the Keras metrics read the first replica's variables.
+        with self.restoring_state():
+            # The graph and the Keras metrics read the first replica's variables, so these get the merged state for now.
             for name, value in self._merge_over_workers(of_one_replica).items():
                 copy = self._store.copies(name)[0]
                 copy.assign(tf.cast(value, copy.dtype))
-            values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
+            found = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._compute_pairs())
             for name, metric in self._metrics.items():
                 if is_keras_metric(metric):
-                    values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
-                elif isinstance(metric[0], tf.Variable):
-                    values[name] = metric[0].read_value().numpy()
-        return values
+                    found[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
+                elif isinstance(metric[0], tf.Variable):  # no tensor of the graph, so `_compute_pairs` leaves it out
+                    found[name] = metric[0].read_value().numpy()
+        return found
 
     def reset(self) -> None:
         """Reset the metrics."""
         self._store.reset_local(self._variables)
 
     @contextlib.contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Restore the metrics' state at the end of this context, in which an evaluation uses variables of the same
-        names.
+    def restoring_state(self) -> Iterator[None]:
+        """Restore the metrics' state at the end of this context, which changes it: an evaluation inside it uses
+        variables of the same names.
         """
         copies: list[tf.Variable] = []
         if self._metrics:
@@ -162,10 +165,10 @@ class KeptMetrics:
             copy.assign(value)
 
     def keeping(self, function: Callable[..., Any], counts: Callable[[Sequence[tf.Tensor]], tf.Tensor]) -> Any:
-        """Return `function` of a step, in the graph; it leaves the state of a replica without examples as it was.
+        """Return `function`, changed so that it puts back the state of each replica that has no examples in the step.
 
         Args:
-          function: the step; its arguments are the flat inputs, and maybe more.
+          function: the step, called in a graph; its arguments are the flat inputs, and maybe more.
           counts: returns the numbers of examples of the local replicas, int64 `[replicas]`, from these arguments.
         """
         variables: list[LocalVariable] = []
@@ -177,12 +180,12 @@ class KeptMetrics:
             return function
 
         def kept(*arguments: tf.Tensor) -> Any:
-            of_replicas = tf.unstack(counts(arguments))
-            before = [_read_values(variables, index) for index in range(len(of_replicas))]
+            counts_of_replicas = tf.unstack(counts(arguments))
+            values_before = [_read_values(variables, index) for index in range(len(counts_of_replicas))]
             returned = function(*arguments)
-            for index, count in enumerate(of_replicas):
-                # A stand-in example is counted nowhere, but its rows have passed through the updates.
-                tf.cond(count > 0, tf.no_op, functools.partial(_assign, variables, index, before[index]))
+            for index, count in enumerate(counts_of_replicas):
+                # A replica without examples gets a stand-in batch, whose rows have passed through the updates.
+                tf.cond(count > 0, tf.no_op, functools.partial(_assign, variables, index, values_before[index]))
             return returned
 
         return kept
@@ -194,7 +197,9 @@ class KeptMetrics:
         return {name: np.asarray(self._store.initial_value(name)) for name in self._states}
 
     def _merge_over_workers(self, of_one_replica: bool) -> Mapping[str, np.ndarray]:
-        """Return the state over all replicas and workers; empty if there is only one replica."""
+        """Return the state over all replicas and workers; empty if there is only one replica. All workers must call
+        this together.
+        """
         copies = {name: self._store.copies(name) for name in self._states}
         if of_one_replica:
             copies = {name: of_name[:1] for name, of_name in copies.items()}
@@ -212,7 +217,7 @@ class KeptMetrics:
         return self.merged(of_workers)
 
     def _gather(self, value: np.ndarray) -> np.ndarray:
-        """Return the values of all workers, `[workers, ...]`."""
+        """Return the values of all workers, `[workers, ...]`. All workers must call this together."""
         # Each worker fills its own row, so that the sum over the workers has the rows of all.
         rows = np.zeros([self._collectives.num_workers, *value.shape])
         rows[self._collectives.worker_index] = value
@@ -220,7 +225,9 @@ class KeptMetrics:
         return np.reshape(numbers, rows.shape).astype(value.dtype)
 
     def merged(self, states: States) -> dict[str, np.ndarray]:
-        """Return the state of all examples, given the states of several parts of them, all begun anew."""
+        """Return the state of all examples, given the states of several parts of them, each begun with the initial
+        value.
+        """
         if all(len(of_name) == 1 for of_name in states.values()):
             return {name: of_name[0] for name, of_name in states.items()}
         total: dict[str, np.ndarray] = {}
@@ -229,6 +236,7 @@ class KeptMetrics:
             # Each state begins with the initial value, which must count only once.
             added = states[name].astype(wide) - initial.astype(wide)
             total[name] = initial + added.sum(0)
+        # These states are not sums: they replace what the loop has added up.
         for scope in self._covariances:
             total |= _merge_covariance(scope, states)
         for metric in self._metrics.values():
@@ -237,15 +245,15 @@ class KeptMetrics:
         return total
 
     def _merge_by_metric(self, metric: Any, states: States) -> dict[str, np.ndarray]:
-        """Return the state that the metric's own `merge_state` makes of several."""
+        """Return the state that the metric's own `merge_state` makes of several states, and leave it in the metric."""
         variables = self._variables_of(metric)
         num_states = len(next(iter(states.values())))
         others = []
         for number in range(1, num_states):
-            new: dict[int, Any] = {}
+            own_variables: dict[int, Any] = {}
             for name, variable in variables.items():
-                new[id(variable)] = _variable_like(variable, states[name][number])
-            others.append(_with_variables(metric, new))
+                own_variables[id(variable)] = _variable_like(variable, states[name][number])
+            others.append(_with_variables(metric, own_variables))
         # The metric itself gets the first state; `merge_state` adds the others to it.
         for name, variable in variables.items():
             variable.assign(states[name][0])
@@ -260,7 +268,7 @@ class KeptMetrics:
         scopes = []
         for name in self._states:
             scope = name.removesuffix("comoment")
-            names = {scope + part for part in _OF_COVARIANCE}
+            names = {scope + part for part in _COVARIANCE_VARIABLES}
             if name.endswith("/comoment") and names.issubset(self._states):
                 scopes.append(scope)
         return scopes
@@ -270,7 +278,7 @@ class KeptMetrics:
         names: dict[int, str] = {}
         for name, (_, owner) in self._trace.requested.requests.items():
             names[id(owner)] = name
-            # A metric of tf_keras has the variable itself.
+            # A metric of Keras 3 has the owner, a metric of tf_keras the variable itself.
             names[id(self._store.copies(name)[0])] = name
         return {names[id(variable)]: variable for variable in metric.variables if id(variable) in names}
 
@@ -289,11 +297,12 @@ class KeptMetrics:
         return [write for write in writes if not own.keys().isdisjoint(self._variables_on(write))]
 
     def _can_merge(self, metric: Any, writes: Sequence[tf.Operation]) -> bool:
+        """Report whether the states of several replicas can become one; `writes` are the updates of the metric."""
         if _merges_itself(metric):
             return True
         of_covariances = set[str]()
         for scope in self._covariances:
-            of_covariances.update(scope + part for part in _OF_COVARIANCE)
+            of_covariances.update(scope + part for part in _COVARIANCE_VARIABLES)
         for write in writes:
             is_of_covariance = of_covariances.issuperset(self._variables_on(write))
             if not is_of_covariance and not self._only_adds(write):
@@ -317,17 +326,18 @@ class KeptMetrics:
         """
         if not set(self._variables).issuperset(self._variables_on(write)):
             return False
-        if write.type in _ADDS:
+        if write.type in _ADDING_WRITES:
             return self._dependent.isdisjoint(tensor.op for tensor in write.inputs[1:])
         if write.type != "AssignVariableOp":
             return False
-        total = _source(write.inputs[1])  # Keras writes variable = variable + number
-        parts = [_source(tensor) for tensor in total.inputs]
-        are_own = [part.type == "ReadVariableOp" and part.inputs[0] is write.inputs[0] for part in parts]
-        is_sum = total.type in ("AddV2", "Add") or (total.type == "Sub" and are_own[0])
-        if not is_sum or True not in are_own:
+        # Keras writes variable = variable + number, or variable - number: one operand reads the variable itself.
+        total = _source(write.inputs[1])
+        operands = [_source(tensor) for tensor in total.inputs]
+        read_variable = [part.type == "ReadVariableOp" and part.inputs[0] is write.inputs[0] for part in operands]
+        is_sum = total.type in ("AddV2", "Add") or (total.type == "Sub" and read_variable[0])
+        if not is_sum or True not in read_variable:
             return False
-        added = parts[1 - are_own.index(True)]
+        added = operands[1 - read_variable.index(True)]
         return added not in self._dependent
 
 
@@ -360,13 +370,13 @@ def _merge_covariance(scope: str, states: States) -> dict[str, np.ndarray]:
       scope: scope of its variables.
       states: states of parts of the examples.
     """
-    counts, predictions, labels, comoments = (states[scope + part].astype(np.float64) for part in _OF_COVARIANCE)
+    counts, predictions, labels, comoments = (states[scope + part].astype(np.float64) for part in _COVARIANCE_VARIABLES)
     total = counts.sum()
     divisor = total or 1.0  # without examples the means are 0
     prediction = (counts * predictions).sum() / divisor
     label = (counts * labels).sum() / divisor
     comoment = (comoments + counts * (predictions - prediction) * (labels - label)).sum()
-    names = [scope + part for part in _OF_COVARIANCE]
+    names = [scope + part for part in _COVARIANCE_VARIABLES]
     return dict(zip(names, (total, prediction, label, comoment), strict=True))
 
 
@@ -374,6 +384,7 @@ def _merges_itself(metric: Any) -> bool:
     """Report whether the class of a Keras metric, not a base class of Keras, defines `merge_state`."""
     if not is_keras_metric(metric):
         return False
+    # That of the base class in tf_keras adds up all variables, whatever they mean.
     for kind in type(metric).__mro__:
         package, _, _ = kind.__module__.partition(".")
         if package not in ("keras", "tf_keras") and "merge_state" in vars(kind):
@@ -382,6 +393,7 @@ def _merges_itself(metric: Any) -> bool:
 
 
 def _variable_like(variable: Any, value: np.ndarray) -> Any:
+    # tf_keras has variables of a private subclass of tf.Variable; Keras 3 has keras.Variables.
     kind = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
     return kind(value, dtype=variable.dtype, trainable=False)
 

@@ -42,7 +42,14 @@ class NotFiniteError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 @dataclasses.dataclass(eq=False)
 class _Checked:
-    """The tensors of a part of a trace that are checked, those of them that must be finite, and names of inputs."""
+    """The tensors of a part of a trace that are checked.
+
+    Attributes:
+      tensors: all of them, in program order.
+      roots: those that must be finite.
+      inputs: placeholder of an input -> what a user calls it, such as `features['income']`.
+      number: by which the error of a check names them.
+    """
 
     tensors: Sequence[tf.Tensor]
     roots: Sequence[tf.Tensor]
@@ -67,8 +74,9 @@ class NumericChecks:
         self._inputs = dict(zip(operations, itertools.cycle(names), strict=False))
         self._made: list[_Checked] = []
 
-    def added(self, running: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Return operations that fail if a value in a part of the trace is not finite.
+    def add_checks(self, running: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Add operations to the graph that fail if a value in a part of the trace is not finite, and return those that
+        must run.
 
         Args:
           running: all operations of the part.
@@ -85,7 +93,7 @@ class NumericChecks:
         if not roots:
             return []
         # In program order, because `_error_of` names the first operation that had finite inputs.
-        order = {operation: place for place, operation in enumerate(running)}
+        order = {operation: index for index, operation in enumerate(running)}
         in_order = sorted(tensors.values(), key=lambda tensor: order.get(tensor.op, 0))
         checked = _Checked(in_order, roots, self._inputs)
         self._made.append(checked)  # `_known` holds it only as long as this does
@@ -108,8 +116,8 @@ def _names_of(spec: Any, name: str) -> list[str]:
         names += _names_of(spec.labels, name)
         names += _names_of(spec.sample_weight, "sample_weight")
     elif isinstance(spec, tuple | list):
-        for place, part in enumerate(spec):
-            names += _names_of(part, f"{name}[{place}]")
+        for index, part in enumerate(spec):
+            names += _names_of(part, f"{name}[{index}]")
     else:
         # A sparse tensor consists of three.
         tensors = [part for part in tf.nest.flatten(spec, expand_composites=True) if part is not None]
@@ -192,8 +200,8 @@ def _first_not_finite(checked: _Checked, kinds: Mapping[Any, str]) -> tf.Tensor:
         stack += bad_inputs
         if not bad_inputs:
             origins.append(tensor)
-    places = {tensor.ref(): place for place, tensor in enumerate(checked.tensors)}
-    return min(origins, key=lambda tensor: places[tensor.ref()])
+    indices = {tensor.ref(): index for index, tensor in enumerate(checked.tensors)}
+    return min(origins, key=lambda tensor: indices[tensor.ref()])
 
 
 def _made_by_user(operation: tf.Operation) -> tf.Operation | None:

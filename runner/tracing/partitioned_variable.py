@@ -101,17 +101,17 @@ def update(variable: Any, places: np.ndarray, values: tf.Tensor) -> None:
                 tf.raw_ops.ResourceScatterNdUpdate(ref=copy.handle, indices=places, updates=values)
         return
     axis = variable.axis - places.shape[1] + 1  # that of `values` along which the variable is partitioned
-    if axis > 0:  # each part has its share of every slice
+    if axis > 0:  # it is partitioned along an axis inside the slices, so each part has its share of every slice
         for part, values_of_part in zip(variable.parts, tf.split(values, variable.sizes, axis), strict=True):
             update(part, places, values_of_part)
         return
-    start = 0
+    start = 0  # index of the part's first row in the whole variable
     for part, size in zip(variable.parts, variable.sizes, strict=True):
-        along = places[:, variable.axis] - start
-        (mine,) = np.nonzero((along >= 0) & (along < size))
-        places_in_part = places[mine].copy()
-        places_in_part[:, variable.axis] = along[mine]
-        update(part, places_in_part, tf.gather(values, mine))
+        index_in_part = places[:, variable.axis] - start
+        (in_this_part,) = np.nonzero((index_in_part >= 0) & (index_in_part < size))
+        places_in_part = places[in_this_part].copy()
+        places_in_part[:, variable.axis] = index_in_part[in_this_part]
+        update(part, places_in_part, tf.gather(values, in_this_part))
         start += size
 
 
@@ -159,7 +159,7 @@ def folded(
 
     Args:
       variables: name -> variable.
-      parts: names of the parts.
+      parts: name of a part -> its whole, its number and its axis.
     """
     rows = {name: variables[name].shape[:1] for name in parts}
     patterns = {name: _pattern(name) for name in parts}
@@ -366,7 +366,7 @@ class ParameterServers:
         # Device of a server -> bytes of the variables placed there so far.
         self._bytes = {f"/job:ps/task:{number}/device:CPU:0": 0 for number in range(num_servers)}
         # Name of a weight -> (its shape, the device of its server).
-        self._homes: dict[str, tuple[tf.TensorShape, str]] = {}
+        self._weights: dict[str, tuple[tf.TensorShape, str]] = {}
         parameter_server.traced_before_scheduled(strategy)
 
     def parts(self, spec: VariableSpec) -> Sequence[Rows]:
@@ -386,20 +386,20 @@ class ParameterServers:
         if num_parts <= 1:
             return ()
         # The first parts have one row more, where the rows do not divide evenly.
-        each, extra = divmod(num_rows, num_parts)
-        ends = [each * number + min(number, extra) for number in range(1, num_parts + 1)]
+        rows_per_part, extra = divmod(num_rows, num_parts)
+        ends = [rows_per_part * number + min(number, extra) for number in range(1, num_parts + 1)]
         starts = [0, *ends[:-1]]
         return list(zip(starts, ends, strict=True))
 
     def variable(self, spec: VariableSpec) -> tf.Variable:
-        """Make the variable on its server, uninitialized."""
+        """Make the variable on its server, uninitialized, and count its bytes there."""
         device = self._beside(spec)
         if device is None:
             device = min(self._bytes, key=self._bytes.__getitem__)
         size = spec.shape.num_elements() or 1
         self._bytes[device] += size * (spec.dtype.size or 1)
         if spec.trainable:
-            self._homes[spec.name] = spec.shape, device
+            self._weights[spec.name] = (spec.shape, device)
         return parameter_server.variable_on(
             device, self.strategy, spec.name, spec.shape, spec.dtype, trainable=spec.trainable
         )
@@ -417,13 +417,13 @@ class ParameterServers:
             return None
         name_of_state = _flat(spec.name)
         weights = []
-        for name, (shape, _) in self._homes.items():
+        for name, (shape, _) in self._weights.items():
             if shape == spec.shape and _flat(name) in name_of_state:
                 weights.append(name)
         if not weights:
             return None
         # The longest name: 'out/kernel' is found in a state of 'layout/kernel', too.
-        _, device = self._homes[max(weights, key=len)]
+        _, device = self._weights[max(weights, key=len)]
         return device
 
 

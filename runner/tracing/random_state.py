@@ -28,8 +28,13 @@ from runner.tf_private.replaced import replaced
 v1 = tf.compat.v1
 
 _PHILOX = 1
-_PARTS = 1_000_003
+_MAX_PARTS = 1_000_003
 """More than the expected number of iterations of any loop, and of micro-batches of any step."""
+
+
+# By the graph of a branch, loop or function inside a traced graph. Such a graph has one stream, whichever `Stream`
+# first draws in it: a tf.function of the user's module outlives the trace that first calls it.
+_in_inner_graphs: weakref.WeakKeyDictionary[Any, _StreamInGraph] = weakref.WeakKeyDictionary()
 
 
 class Stream:
@@ -45,7 +50,7 @@ class Stream:
         self.graph = graph
         self._identity = _number_of(identity)
         self._time = time
-        self._places = itertools.count()
+        self._in_own_graph: _StreamInGraph | None = None
 
     def seed(self, operation: int | None) -> Any:
         """Return the seed `[2]` of one operation in the traced graph; None if it cannot be computed there.
@@ -59,55 +64,59 @@ class Stream:
         stream_in_graph = self._find_in(graph)
         if stream_in_graph is None:
             return None
-        stream, places = stream_in_graph
-        name = f"place {next(places)}" if operation is None else f"seed {operation}"
-        return stream + tf.constant([_number_of(name), 0], tf.int64)
+        # These texts are hashed, so another word in them would change what all models draw.
+        name = f"place {next(stream_in_graph.operation_numbers)}" if operation is None else f"seed {operation}"
+        return stream_in_graph.identity_and_time + tf.constant([_number_of(name), 0], tf.int64)
 
-    def _find_in(self, graph: Any) -> _InGraph | None:
+    def _find_in(self, graph: Any) -> _StreamInGraph | None:
         """Return the stream for operations of `graph`; None: it cannot be computed there."""
         if graph is self.graph:
-            if self not in _found:
-                _found[self] = _InGraph(self._begin(), self._places)
-            return _found[self]
+            if self._in_own_graph is None:
+                self._in_own_graph = _StreamInGraph(self._begin(), itertools.count())
+            return self._in_own_graph
         if self.graph is None:
-            return None  # a function that this step traces also runs in later steps
-        if graph not in _found:
+            # `graph` is that of a function that an eager step traces. It is kept for later steps, and the time of this
+            # step would be frozen into it.
+            return None
+        if graph not in _in_inner_graphs:
             stream = self._begin_inside(graph)
             if stream is None:
                 return None
-            _found[graph] = stream
-        return _found[graph]
+            _in_inner_graphs[graph] = stream
+        return _in_inner_graphs[graph]
 
     def _begin(self) -> tf.Tensor:
-        place = contextlib.nullcontext() if self.graph is None else _outside_of_branches(self.graph)
-        with place:
+        """Make the identity and the time of the stream, int64 `[2]`, in its own graph and outside of any branch."""
+        scope = contextlib.nullcontext() if self.graph is None else _outside_of_branches(self.graph)
+        with scope:
             return tf.stack([tf.constant(self._identity, tf.int64), self._time()])
 
-    def _begin_inside(self, graph: Any) -> _InGraph | None:
+    def _begin_inside(self, graph: Any) -> _StreamInGraph | None:
         """Return the stream in a branch, loop or function of the traced graph; None: it cannot be computed there."""
         if not getattr(graph, "is_control_flow_graph", False):
-            stream = random_ops.call_time_value(graph, _stream_of_call, tf.TensorSpec([2], tf.int64))
-            return None if stream is None else _InGraph(stream, itertools.count())
+            # A tf.function is traced once, but each call must draw other numbers: each call gets a value of its own.
+            value = random_ops.call_time_value(graph, _stream_of_call, tf.TensorSpec([2], tf.int64))
+            return None if value is None else _StreamInGraph(value, itertools.count())
         around = self._find_in(graph.outer_graph)
         iteration = random_ops.loop_counter(graph)
-        if around is None or iteration is None:
+        if around is None or iteration is None:  # without an iteration it is a branch, which captures the stream around
             return around
         with _outside_of_branches(graph):
-            identity, time = tf.unstack(around.stream)
+            identity, time = tf.unstack(around.identity_and_time)
             number = tf.cast(iteration, tf.int64) + 1
-            return _InGraph(tf.stack([identity, moment(time, number)]), around.places)
+            return _StreamInGraph(tf.stack([identity, moment(time, number)]), around.operation_numbers)
 
 
-class _InGraph(NamedTuple):
+class _StreamInGraph(NamedTuple):
     """A stream as operations of one graph use it.
 
     Attributes:
-      stream: its identity and time, int64 `[2]`, a tensor of the graph or of one around it.
-      places: counts the operations there that have no seed of their own.
+      identity_and_time: int64 `[2]`, a tensor of the graph or of one around it.
+      operation_numbers: numbers the operations there that have no seed of their own.
     """
 
-    stream: tf.Tensor
-    places: Iterator[int]
+    identity_and_time: tf.Tensor
+    operation_numbers: Iterator[int]
 
 
 def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -117,11 +126,7 @@ def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
       time: the time of the step, an int64 scalar.
       number: the index of the part.
     """
-    return time * _PARTS + number
-
-
-# Keyed by Stream for the graph of its trace, by graph for graphs inside it: functions of a module outlive a trace.
-_found: weakref.WeakKeyDictionary[Any, _InGraph] = weakref.WeakKeyDictionary()
+    return time * _MAX_PARTS + number
 
 
 class _OfThread(threading.local):
@@ -136,8 +141,8 @@ def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
 
     def replace(name: str, arguments: Mapping[str, Any], operation: int | None) -> Any:
         stream = _of_thread.stream
-        if stream is None or _is_outside(stream) or _is_vectorized():
-            return NotImplemented
+        if stream is None or _is_eager_beside_trace(stream) or _is_vectorized():
+            return NotImplemented  # TensorFlow then makes its own operation
         seed = stream.seed(operation)
         if seed is None:
             return NotImplemented
@@ -166,18 +171,21 @@ def next_seed() -> tf.Tensor | None:
     is.
     """
     stream = _of_thread.stream
-    if stream is None or _is_outside(stream):
+    if stream is None or _is_eager_beside_trace(stream):
         return None
     return stream.seed(None)
 
 
-def _is_outside(stream: Stream) -> bool:
+def _is_eager_beside_trace(stream: Stream) -> bool:
     """Report whether the draw runs eagerly beside a trace, as for an initial value."""
     return tf.executing_eagerly() and stream.graph is not None
 
 
 @contextlib.contextmanager
 def _outside_of_branches(graph: Any) -> Iterator[None]:
+    """Add operations to `graph` inside this context that belong to no branch or scope, so that all branches can use
+    them.
+    """
     with graph.as_default(), tf.control_dependencies(None), v1.name_scope(None), v1.name_scope("runner_random"):
         yield
 

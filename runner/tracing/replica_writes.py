@@ -47,7 +47,7 @@ class ReplicaWrites:
       strategy: the strategy.
       reductions: its reductions.
       values: what is known of the tensors of the trace.
-      says_how: whether the request for a variable says how to aggregate.
+      says_how_to_aggregate: variable -> whether the request for it says what becomes of the values of several replicas.
       graph: the graph of the step.
     """
 
@@ -56,32 +56,34 @@ class ReplicaWrites:
         strategy: tf.distribute.Strategy,
         reductions: Reductions,
         values: ReplicaValues,
-        says_how: Callable[[Any], bool],
+        says_how_to_aggregate: Callable[[Any], bool],
         graph: Any,
     ) -> None:
         self._strategy = strategy
         self._reductions = reductions
         self._values = values
-        self._says_how = says_how
+        self._says_how_to_aggregate = says_how_to_aggregate
         self._graph = graph
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
+        """Decide inside this context, by `_merge`, what is written to variables of the model."""
         extended = self._strategy.extended
         reduce_to = extended.reduce_to
 
         def reduce_write(op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
-            own = functools.partial(reduce_to, op, value, destinations, options)
+            reduce_as_asked = functools.partial(reduce_to, op, value, destinations, options)
             # `assign_moving_average` asks for the mean over replicas, whatever the value is.
             is_write = op == tf.distribute.ReduceOp.MEAN and isinstance(destinations, tf.Variable)
             if is_write:
-                return self._merge(value, destinations, own)
-            return own()
+                return self._merge(value, destinations, reduce_as_asked)
+            return reduce_as_asked()
 
         apply_gradients = v1.train.Optimizer.apply_gradients
 
         def apply_in_branch(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
             pairs = list(grads_and_vars)
+            # In a branch replicas cannot meet to sum gradients; these are the same on all, so there is nothing to sum.
             if self._writes_its_own([gradient for gradient, _ in pairs]):
                 kwargs["skip_gradients_aggregation"] = True
             return apply_gradients(optimizer, pairs, *args, **kwargs)
@@ -103,16 +105,19 @@ class ReplicaWrites:
             graph = graph.outer_graph
         return graph is self._graph and self._values.kind(value) is Kind.SAME
 
-    def _merge(self, value: Any, variable: Any, own: Callable[[], Any]) -> Any:
+    def _merge(self, value: Any, variable: Any, aggregate: Callable[[], Any]) -> Any:
         """Return what is written to all copies of a variable.
 
         Args:
           value: the values of the local replicas.
           variable: the variable.
-          own: makes of them what the variable's aggregation says.
+          aggregate: returns what TensorFlow makes of these values by the aggregation of the variable.
+
+        Raises:
+          WriteError: the values depend on the batches of the replicas, and it is not known how they become one.
         """
-        if self._says_how(variable):
-            merged = own()
+        if self._says_how_to_aggregate(variable):
+            merged = aggregate()
             self._values.are_same(self._strategy.experimental_local_results(merged))
             return merged
         of_replicas = self._strategy.experimental_local_results(value)
@@ -157,9 +162,14 @@ class ReplicaWrites:
                     raise WriteError(_refusal(variables[0], write))
 
     def _compute_again(self, of_replicas: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the value for the global batch."""
+        """Return the value for the global batch, given the value on each local replica.
+
+        The sums and means over a replica's batch from which the value is computed are reduced over replicas. The
+        operations that follow are then copied, with the results as their inputs.
+        """
         parts = [self._values.reduced_parts(tensor) for tensor in of_replicas]
         leaves_of_replicas = [leaves for leaves, _ in parts]
+        # A sum or mean of the first replica -> its value over all replicas.
         totals: dict[Any, tf.Tensor] = {}
         for leaves in zip(*leaves_of_replicas, strict=True):
             of_first = leaves[0]
@@ -191,13 +201,19 @@ def check_variables_of_others(graph: Any, others: Sequence[Any]) -> None:
             )
 
 
-def _compute_from(instead: Mapping[Any, tf.Tensor], value: tf.Tensor, between: Sequence[tf.Operation]) -> tf.Tensor:
-    """Return `value`, computed by a copy of the operations `between` from other tensors."""
+def _compute_from(replaced_by: Mapping[Any, tf.Tensor], value: tf.Tensor, between: Sequence[tf.Operation]) -> tf.Tensor:
+    """Return `value`, computed by a copy of the operations `between` from other tensors.
+
+    Args:
+      replaced_by: reference of a tensor -> the tensor to use in its place.
+      value: the tensor, an output of one of these operations.
+      between: the operations to copy.
+    """
     outputs = set[Any]()
     for operation in between:
         outputs.update(output.ref() for output in operation.outputs)
     definition = v1.GraphDef()
-    given: dict[str, tf.Tensor] = {}
+    inputs_from_outside: dict[str, tf.Tensor] = {}
     definition.versions.CopyFrom(value.graph.graph_def_versions)
     for operation in between:
         node = definition.node.add()
@@ -208,13 +224,14 @@ def _compute_from(instead: Mapping[Any, tf.Tensor], value: tf.Tensor, between: S
             name = tensor.name
             if tensor.ref() not in outputs:
                 name = f"{operation.name}_input_{number}:0"
-                given[name] = instead.get(tensor.ref(), tensor)
+                inputs_from_outside[name] = replaced_by.get(tensor.ref(), tensor)
             node.input.append(name)
-    (merged,) = tf.graph_util.import_graph_def(definition, given, [value.name], "over_replicas")
+    (merged,) = tf.graph_util.import_graph_def(definition, inputs_from_outside, [value.name], "over_replicas")
     return merged
 
 
 def _refusal(name: str, operation: tf.Operation | None) -> str:
+    """Return the message about a write to the variable `name` that is refused; `operation` tells the user's line."""
     line = user_line_of(operation)
     return (
         f"model_fn writes to the variable {name!r} what depends on the batch of one replica{line}, and "

@@ -7,6 +7,9 @@ gradients of different tables. So they compare for what each variable is used: a
 A digest covers types of operations, their attributes and small integer constants such as axes. It does not cover what
 differs between processes that compute the same: names, paths, tokens of Python functions, seeds, what an operation only
 passes on (a print), sums in another order, and all that no variable of the model depends on (summaries).
+
+In the step of all local replicas they then compare their messages: the operations of type "Collective...", by which
+workers sum values or gather them. All workers must run the same ones in the same order.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ from runner.tf_private.random_ops import KERNEL_RANDOM
 from runner.tracing.graph_operations import user_line_of
 
 _PASSING_ON = frozenset({"Identity", "IdentityN", "Print", "CheckNumerics", "CheckNumericsV2", "EnsureShape"})
-"""Types of operations whose outputs are their first inputs."""
+"""Types of operations that only pass values on: output n has the value of input n."""
 _SUMS = frozenset({"Add", "AddV2", "AddN"})
-_IN_ANY_ORDER = frozenset({"Mul", "Maximum", "Minimum"})
-_WORDS = frozenset({"padding", "data_format", "equation", "mode", "merge_op", "reduction"})
+_COMMUTATIVE = frozenset({"Mul", "Maximum", "Minimum"})
+_TEXT_ATTRIBUTES = frozenset({"padding", "data_format", "equation", "mode", "merge_op", "reduction"})
 """Attributes with a text that says what an operation computes. Others are names, paths and tokens."""
-_CURES = (
+_REMEDIES = (
     "A set, or what is made of one, has another order in each process: go through sorted(...) in its place, or set the "
     "environment variable PYTHONHASHSEED to the same number on all workers. Files, environment variables and versions "
     "of packages can differ, too."
 )
-_MOST_BEFORE = 10
-"""Largest number of operations between a value of the user's and the message that takes it to other workers."""
-_MOST_INTEGERS = 16
+_MAX_STEPS_BACK = 10
+"""Largest number of operations from a collective operation back to the one that a line of the user's code made."""
+_MAX_INTEGERS = 16
 """Largest number of integers in a constant that counts as a part of the graph: axes, shapes, indices of columns."""
 
 
@@ -99,49 +102,57 @@ def check_same_model(uses: Sequence[VariableUse], collectives: Collectives) -> N
         difference = _describe_difference(other)
         raise WorkersDifferError(
             f"model_fn builds another model on worker {other.number} than on worker 0, the chief: {difference}. The "
-            f"workers would add up what belongs to different variables. {_CURES}"
+            f"workers would add up what belongs to different variables. {_REMEDIES}"
         )
 
 
 def check_same_messages(messages: Sequence[tuple[str, str]], collectives: Collectives) -> None:
-    """Check that all workers send each other the same messages in the same order. All workers must call this together.
+    """Check that the steps of all workers have the same messages in the same order. All workers must call this
+    together.
 
     Args:
       messages: as `messages_of` returns them.
       collectives: communication between the workers.
 
     Raises:
-      WorkersDifferError: another worker sends others.
+      WorkersDifferError: another worker has other messages.
     """
     other = _find_other_worker(messages, collectives)
     if other is None:
         return
-    place = 0
+    number = 0
     for (_, digest_of_chief), (_, digest_of_worker) in zip(other.of_chief, other.of_worker, strict=False):
         if digest_of_chief != digest_of_worker:
             break
-        place += 1
+        number += 1
     lines = set[str]()
-    for sent in (other.of_chief, other.of_worker):
-        if place < len(sent):  # else it sends fewer
-            line, _ = sent[place]
+    for messages_of_one in (other.of_chief, other.of_worker):
+        if number < len(messages_of_one):  # one of the two workers may have fewer messages
+            line, _ = messages_of_one[number]
             lines.add(line)
     raise WorkersDifferError(
         f"model_fn adds up values over the workers in another order on worker {other.number} than on worker 0, the "
-        f"chief: number {place} is another{' or '.join(sorted(lines))}. {_CURES}"
+        f"chief: number {number} is another{' or '.join(sorted(lines))}. {_REMEDIES}"
     )
 
 
-class _Other(NamedTuple):
-    """A worker that has found something else than the chief."""
+class _DifferingWorker(NamedTuple):
+    """A worker that has found something else than the chief.
+
+    Attributes:
+      number: index of the worker.
+      of_chief: what the chief has found.
+      of_worker: what the worker has found.
+    """
 
     number: int
     of_chief: list[Any]
     of_worker: list[Any]
 
 
-def _find_other_worker(found: Sequence[Any], collectives: Collectives) -> _Other | None:
-    """Return the first worker that has found something else than the chief; None: all have found the same.
+def _find_other_worker(found: Sequence[Any], collectives: Collectives) -> _DifferingWorker | None:
+    """Return the first worker that has found something else than the chief; None: all have found the same. All workers
+    must call this together.
 
     Args:
       found: what this worker has found; texts, numbers and lists of them.
@@ -149,7 +160,7 @@ def _find_other_worker(found: Sequence[Any], collectives: Collectives) -> _Other
     texts = collectives.differing_texts(json.dumps(found))
     for worker, of_worker in enumerate(texts):
         if of_worker != texts[0]:
-            return _Other(worker, json.loads(texts[0]), json.loads(of_worker))
+            return _DifferingWorker(worker, json.loads(texts[0]), json.loads(of_worker))
     return None
 
 
@@ -159,7 +170,7 @@ def uses_of(
     variables: Sequence[GraphVariable],
     writes: Sequence[tf.Operation],
 ) -> list[VariableUse]:
-    """Return the uses of variables in the graph of a training step.
+    """Return the use of each variable in the graph of a training step, in the order of `variables`.
 
     Args:
       graph: the graph.
@@ -168,52 +179,56 @@ def uses_of(
       writes: the operations that write to them.
     """
     structure = _Structure(inputs, variables)
-    # Not those of a metric in training: they may differ.
-    of_model = [write for write in writes if structure.places_of(write)]
+    # Writes to other variables are left out: the state of a metric in training may differ between workers.
+    of_model = [write for write in writes if structure.variables_of(write)]
     structure.add_all(graph, of_model)
     updates: dict[int, list[str]] = {}
     for write in of_model:
-        for place in structure.places_of(write):
-            updates.setdefault(place, []).append(f"{structure.of_operation(write):x}")
+        for index in structure.variables_of(write):
+            updates.setdefault(index, []).append(f"{structure.digest_of(write):x}")
     uses = []
-    for place, variable in enumerate(variables):
-        first_use = structure.first_uses.get(place)
+    for index, variable in enumerate(variables):
+        first_use = structure.first_uses.get(index)
         digest = "" if first_use is None else f"{first_use:x}"
-        updates_of_variable = sorted(updates.get(place, []))
+        updates_of_variable = sorted(updates.get(index, []))
         uses.append(VariableUse(variable.described, variable.is_trainable, digest, updates_of_variable))
     return uses
 
 
 def messages_of(graph: Any, inputs: Iterable[tf.Tensor], variables: Sequence[GraphVariable]) -> list[tuple[str, str]]:
-    """Return (line of the user's code, digest) of each value that the step of all local replicas sends to the other
-    workers, in program order.
+    """Return (line of the user's code, digest) of each collective operation in the step of all local replicas, in
+    program order.
 
     Args:
       graph: the graph of all local replicas.
       inputs: the inputs of the step, in order.
       variables: the variables in the order in which they are made.
     """
-    sends = [operation for operation in graph.get_operations() if operation.type.startswith("Collective")]
-    structure = _Structure(inputs, variables, with_integers=False)  # the number of a replica is one
-    structure.add_all(graph, sends)
+    collectives = [operation for operation in graph.get_operations() if operation.type.startswith("Collective")]
+    structure = _Structure(inputs, variables, with_integers=False)  # the index of a replica is such a constant
+    structure.add_all(graph, collectives)
     messages = []
-    for operation in sends:
-        messages.append((_find_line_of_value(operation), f"{structure.of_operation(operation):x}"))
+    for operation in collectives:
+        messages.append((_find_line_of_value(operation), f"{structure.digest_of(operation):x}"))
     return messages
 
 
-def _find_line_of_value(send: tf.Operation) -> str:
-    """Return the line of the user's code that computes what is sent. Who sends is the thread that called `train`."""
-    of_caller = user_line_of(send)
-    operation = send
-    for _ in range(_MOST_BEFORE):
+def _find_line_of_value(collective: tf.Operation) -> str:
+    """Return the line of the user's code that computes the value which a collective operation sums or gathers.
+
+    Collective operations are added by the thread that called `train`, so their own stack shows the line of that call.
+    Go back along first inputs to the first operation with another line: the user's.
+    """
+    line_of_train_call = user_line_of(collective)
+    operation = collective
+    for _ in range(_MAX_STEPS_BACK):
         if not operation.inputs:
             break
         operation = operation.inputs[0].op
         line = user_line_of(operation)
-        if line not in ("", of_caller):
+        if line not in ("", line_of_train_call):
             return line
-    return of_caller
+    return line_of_train_call
 
 
 class _Structure:
@@ -225,115 +240,122 @@ class _Structure:
       with_integers: small constants of integers are a part of what an operation computes.
 
     Attributes:
-      first_uses: place -> digest of the first operation that computes with the variable and something else.
+      first_uses: index of a variable -> digest of the first operation that computes with the variable and something
+        else.
     """
 
     def __init__(
         self, inputs: Iterable[tf.Tensor], variables: Iterable[GraphVariable], *, with_integers: bool = True
     ) -> None:
         self._with_integers = with_integers
-        self._places: dict[str, int] = {}  # tensor with the handle of a variable, by name -> the variable's place
         self.first_uses: dict[int, int] = {}
-        self._digests: dict[str, int] = {}  # of tensors, by name
-        self._values: dict[str, int] = {}  # tensor with the value of a variable, by name -> the variable's place
-        self._sums: dict[str, int] = {}  # of what a sum adds up, by the name of its tensor
-        self._operations: dict[str, int] = {}
+        self._digests_of_operations: dict[str, int] = {}  # name of an operation -> digest
+        self._digests: dict[str, int] = {}  # name of a tensor -> digest
+        self._totals: dict[str, int] = {}  # name of the result of a sum -> sum of the digests of its summands
+        self._indices_by_handle: dict[str, int] = {}  # name of a variable's handle -> index of the variable
+        self._indices_by_value: dict[str, int] = {}  # name of a tensor with a variable's value -> index of the variable
         self._constants = set[str]()
         for number, tensor in enumerate(inputs):
             self._digests[tensor.name] = _digest_of(("input", number))
-        for place, variable in enumerate(variables):
+        for index, variable in enumerate(variables):
             for name in variable.handles:
-                self._places[name] = place
-                self._digests[name] = _digest_of(("variable", place))
+                self._indices_by_handle[name] = index
+                self._digests[name] = _digest_of(("variable", index))
 
-    def places_of(self, operation: tf.Operation) -> set[int]:
-        """Return the places of the variables whose handles the operation has."""
-        places = set[int]()
+    def variables_of(self, operation: tf.Operation) -> set[int]:
+        """Return the indices of the variables whose handles are inputs of the operation."""
+        indices = set[int]()
         for tensor in operation.inputs:
-            if tensor.name in self._places:
-                places.add(self._places[tensor.name])
-        return places
+            if tensor.name in self._indices_by_handle:
+                indices.add(self._indices_by_handle[tensor.name])
+        return indices
 
     def add_all(self, graph: Any, wanted: Iterable[tf.Operation]) -> None:
-        """Compute the digests of operations of the graph."""
-        is_needed = _needed_by(wanted)
+        """Compute the digests of `wanted`, operations of the graph, and of all operations from which values flow into
+        them.
+        """
+        needed_names = _needed_by(wanted)
         for operation in graph.get_operations():
-            if operation.name in is_needed:
+            if operation.name in needed_names:
                 self._add(operation)
 
-    def of_operation(self, operation: tf.Operation) -> int:
-        return self._operations[operation.name]
+    def digest_of(self, operation: tf.Operation) -> int:
+        return self._digests_of_operations[operation.name]
 
     def _add(self, operation: tf.Operation) -> None:
-        inputs = [tensor.name for tensor in operation.inputs]
+        input_names = [tensor.name for tensor in operation.inputs]
         if operation.type in _PASSING_ON or _undoes_a_broadcast(operation):
-            self._pass_on(inputs, operation)
+            self._pass_on(input_names, operation)
         elif operation.type in _SUMS:
-            self._add_sum(inputs, operation)
+            self._add_sum(input_names, operation)
         else:
-            self._add_computation(inputs, operation)
-        self._mark_first_uses(inputs, operation)
+            self._add_computation(input_names, operation)
+        self._mark_first_uses(input_names, operation)
 
-    def _pass_on(self, inputs: Sequence[str], operation: tf.Operation) -> None:
-        self._operations[operation.name] = self._digests.get(inputs[0], 0)
-        for output, name in zip(operation.outputs, inputs, strict=False):
+    def _pass_on(self, input_names: Sequence[str], operation: tf.Operation) -> None:
+        self._digests_of_operations[operation.name] = self._digests.get(input_names[0], 0)
+        for output, name in zip(operation.outputs, input_names, strict=False):
             self._digests[output.name] = self._digests.get(name, 0)
-            if name in self._sums:
-                self._sums[output.name] = self._sums[name]
+            if name in self._totals:
+                self._totals[output.name] = self._totals[name]
 
-    def _add_sum(self, inputs: Sequence[str], operation: tf.Operation) -> None:
+    def _add_sum(self, input_names: Sequence[str], operation: tf.Operation) -> None:
         total = 0
-        for name in inputs:
-            # What is added to a sum is one of its summands, so that the order in which they are added does not matter.
-            total += self._sums.get(name, self._digests.get(name, 0))
+        for name in input_names:
+            # If an input is a sum itself, add its summands: (a + b) + c and a + (b + c) get the same digest.
+            total += self._totals.get(name, self._digests.get(name, 0))
         total %= 2**64
         (output,) = operation.outputs
         digest = _digest_of(("sum", total))
-        self._sums[output.name] = total
-        self._operations[operation.name] = digest
+        self._totals[output.name] = total
+        self._digests_of_operations[operation.name] = digest
         self._digests[output.name] = digest
 
-    def _add_computation(self, inputs: Sequence[str], operation: tf.Operation) -> None:
-        of_inputs = [self._digests.get(name, 0) for name in inputs]
-        if operation.type in _IN_ANY_ORDER:
-            of_inputs.sort()
+    def _add_computation(self, input_names: Sequence[str], operation: tf.Operation) -> None:
+        digests_of_inputs = [self._digests.get(name, 0) for name in input_names]
+        if operation.type in _COMMUTATIVE:
+            digests_of_inputs.sort()
         if _is_random(operation.type):
-            of_inputs.clear()  # seeds
+            # Its inputs are seeds, which may differ between workers. A shape and the parameters of the distribution
+            # are left out with them.
+            digests_of_inputs.clear()
         attributes = _attributes(operation, with_integers=self._with_integers)
-        digest = _digest_of((operation.type, of_inputs, attributes))
-        self._operations[operation.name] = digest
+        digest = _digest_of((operation.type, digests_of_inputs, attributes))
+        self._digests_of_operations[operation.name] = digest
         for number, output in enumerate(operation.outputs):
-            # An input has its digest already.
+            # The placeholder of a step's input, or of a handle, keeps the digest from `__init__`.
             self._digests.setdefault(output.name, _digest_of((digest, number)))
 
-    def _mark_first_uses(self, inputs: Sequence[str], operation: tf.Operation) -> None:
-        """Record of which variables the operation is the first use. One of constants and a single variable (its cast,
-        its transpose) is none: what it returns stands for the variable.
+    def _mark_first_uses(self, input_names: Sequence[str], operation: tf.Operation) -> None:
+        """Record the operation as the first use of the variables with which it computes, if they have none yet.
+
+        An operation with one variable and otherwise only constants as inputs (a cast, a transpose) is no use: its
+        outputs stand for the variable in the operations that follow.
         """
         if operation.type == "Const":
             self._constants.update(output.name for output in operation.outputs)
             return
-        places = set[int]()
-        others = set[str]()
-        for name in inputs:
-            place = self._values.get(name, self._places.get(name))
-            if place is not None:
-                places.add(place)
+        indices = set[int]()
+        other_inputs = set[str]()
+        for name in input_names:
+            index = self._indices_by_value.get(name, self._indices_by_handle.get(name))
+            if index is not None:
+                indices.add(index)
             elif name not in self._constants:
-                others.add(name)
-        is_of_one_variable = len(places) == 1 and not others
-        for place in places:
+                other_inputs.add(name)
+        is_of_one_variable = len(indices) == 1 and not other_inputs
+        for index in indices:
             if is_of_one_variable:
                 for output in operation.outputs:
-                    self._values[output.name] = place
+                    self._indices_by_value[output.name] = index
             else:
-                self.first_uses.setdefault(place, self._operations[operation.name])
+                self.first_uses.setdefault(index, self._digests_of_operations[operation.name])
 
 
-def _needed_by(writes: Iterable[tf.Operation]) -> set[str]:
-    """Return the names of operations from which values flow into `writes`, themselves included."""
+def _needed_by(wanted: Iterable[tf.Operation]) -> set[str]:
+    """Return the names of operations from which values flow into `wanted`, those included."""
     found = set[str]()
-    waiting = list(writes)
+    waiting = list(wanted)
     while waiting:
         operation = waiting.pop()
         if operation.name not in found:
@@ -349,30 +371,32 @@ def _undoes_a_broadcast(operation: tf.Operation) -> bool:
     """
     if operation.type not in ("Sum", "Reshape"):
         return False
-    _, by = operation.inputs
-    return by.op.type in ("BroadcastGradientArgs", "Shape")
+    _, axes_or_shape = operation.inputs
+    return axes_or_shape.op.type in ("BroadcastGradientArgs", "Shape")
 
 
 def _is_random(kind: str) -> bool:
+    # Random operations with a seed as input are called Stateless..., and so are three operations that call functions.
     is_stateless = kind.startswith("Stateless") and kind not in ("StatelessIf", "StatelessWhile", "StatelessCase")
     return is_stateless or kind in KERNEL_RANDOM
 
 
 def _attributes(operation: tf.Operation, *, with_integers: bool) -> list[Any]:
-    """Return what the attributes of an operation say about what it computes."""
+    """Return what the attributes of an operation, and the functions that it calls, say about what it computes."""
     found: list[Any] = []
     for name, value in sorted(operation.node_def.attr.items()):
+        if name.startswith("_"):  # what TensorFlow notes for itself, such as a device or a colocation
+            continue
         kind = value.WhichOneof("value")
         is_number = kind in ("i", "b", "f", "type") and name not in ("seed", "seed2")
-        if name.startswith("_"):
-            continue
-        if is_number or name in _WORDS:
+        if is_number or name in _TEXT_ATTRIBUTES:
             found += [name, getattr(value, kind)]
         elif kind == "list":
             numbers = value.list
             found += [name, list(numbers.i), list(numbers.b), list(numbers.f), list(numbers.type)]
         elif kind == "tensor" and with_integers:
             found.append(_integers(operation))
+    # Only types: the names of functions and of their nodes may differ between processes.
     found += sorted(node.op for node in nodes_called_by(operation))
     return found
 
@@ -380,7 +404,7 @@ def _attributes(operation: tf.Operation, *, with_integers: bool) -> list[Any]:
 def _integers(constant: tf.Operation) -> list[int]:
     """Return the values of a constant with a few integers; [] for another."""
     (output,) = constant.outputs
-    is_small = output.dtype.is_integer and output.shape.num_elements() <= _MOST_INTEGERS
+    is_small = output.dtype.is_integer and output.shape.num_elements() <= _MAX_INTEGERS
     if not is_small:
         return []
     value = tf.get_static_value(output)
@@ -396,22 +420,23 @@ def _digest_of(facts: Any) -> int:
     return int.from_bytes(digest, "big")
 
 
-def _describe_difference(other: _Other) -> str:
+def _describe_difference(other: _DifferingWorker) -> str:
     """Return in words what is different about the first variable that differs."""
     pairs = []
     for of_chief, of_worker in zip(other.of_chief, other.of_worker, strict=False):
         pairs.append((VariableUse(*of_chief), VariableUse(*of_worker)))
-    for place, (on_chief, there) in enumerate(pairs):
-        if on_chief.described != there.described:
-            on_worker = f"{there.described} on worker {other.number}"
-            return f"variable number {place} is {on_chief.described} on the chief and {on_worker}"
-        if on_chief.is_trainable != there.is_trainable:
+    for number, (on_chief, on_worker) in enumerate(pairs):
+        if on_chief.described != on_worker.described:
+            described_on_worker = f"{on_worker.described} on worker {other.number}"
+            return f"variable number {number} is {on_chief.described} on the chief and {described_on_worker}"
+        if on_chief.is_trainable != on_worker.is_trainable:
             return f"{on_chief.described} is trained on one of them only"
-    # A variable that is not trained may be used by the update alone, which depends on all others.
-    for on_chief, there in pairs:
-        if on_chief.is_trainable and on_chief.first_use != there.first_use:
+    # Trained variables first: another one may be used by the update alone, whose digest depends on all variables, so it
+    # also differs where the cause is elsewhere.
+    for on_chief, on_worker in pairs:
+        if on_chief.is_trainable and on_chief.first_use != on_worker.first_use:
             return f"{on_chief.described} is used for something else there"
-    for on_chief, there in pairs:
-        if on_chief != there:
+    for on_chief, on_worker in pairs:
+        if on_chief != on_worker:
             return f"{on_chief.described} is updated by another computation there"
     return f"it has {len(other.of_worker)} variables there, and {len(other.of_chief)} on the chief"

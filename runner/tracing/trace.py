@@ -99,7 +99,8 @@ class Trace:
     def extended(self, store: VariableStore) -> Iterator[None]:
         """Add what hooks build inside this context to the graph; `store` gets the variables that they request."""
         known = set(self.requested.requests)
-        # Collections of the eager level, where v1 makes moving averages, and would find those of earlier hooks.
+        # New collections also outside of the graph, at the eager level: there TensorFlow 1 makes moving averages, and
+        # would find those of earlier hooks.
         discovering = store.discovering(self.requested, of_hook=True)
         with graphs.fresh_collections(), self.graph.as_default(), discovering as new:
             yield
@@ -154,6 +155,7 @@ class Trace:
         return may_write(self.graph, self.requested.variables, elements)
 
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
+        """Return the branches, loops and calls of functions that get the handles of `variables`."""
         return self._operations_using(captured(self.graph, variables), lambda operation: operation.type in CALLS)
 
     def all_effects(self) -> list[tf.Operation]:
@@ -207,9 +209,10 @@ class Trace:
             for function in library.function:
                 nodes += [(node.op, node.name) for node in function.node_def]
         found = [name for kind, name in nodes if kind in KERNEL_RANDOM]
-        own = captured(self.graph, self.requested.variables)
+        # The state of a tf.random.Generator is in a variable: in checkpoints only if the store made it.
+        own_handles = captured(self.graph, self.requested.variables)
         for operation in all_operations:
-            if operation.type in GENERATOR_RANDOM and operation.inputs[0].name not in own:
+            if operation.type in GENERATOR_RANDOM and operation.inputs[0].name not in own_handles:
                 found.append(operation.name)
         return found
 
@@ -235,35 +238,35 @@ class Trace:
         Raises:
           ValueError: the part needs a placeholder of model_fn that is not among `feeds`.
         """
-        run = operations(effects)
-        flat = tf.nest.flatten(fetches, expand_composites=True)
-        tensors = [tensor for tensor in flat if tensor is not None]
+        effect_operations = operations(effects)
+        flat_fetches = tf.nest.flatten(fetches, expand_composites=True)
+        tensors = [tensor for tensor in flat_fetches if tensor is not None]
         arguments = [*self.inputs, *feeds] if with_inputs else list(feeds)
         fed = {tensor.op for tensor in feeds if not tensor.op.type.startswith("Placeholder")}
-        running = needed(self.graph, [*run, *operations(tensors)], fed)
+        running = needed(self.graph, [*effect_operations, *operations(tensors)], fed)
         if self.checks is not None:
-            run += self.checks.added(running, tensors)
-            running = needed(self.graph, [*run, *operations(tensors)], fed)
-        # Do not draw the key of a collective that does not run. Workers may call this a different number of times (each
-        # evaluates in loops of its own length); they would then count keys differently, and wait for each other
-        # forever.
-        late = [value for value in self._call_time_values if value.placeholder.op in running]
-        arguments += [value.placeholder for value in late]
+            effect_operations += self.checks.add_checks(running, tensors)
+            running = needed(self.graph, [*effect_operations, *operations(tensors)], fed)
+        # Values that are computed at each call, such as the keys of collectives. The key of a collective that does not
+        # run is not drawn: workers may call this a different number of times (each evaluates in loops of its own
+        # length), and would then count keys differently, and wait for each other forever.
+        call_time_values = [value for value in self._call_time_values if value.placeholder.op in running]
+        arguments += [value.placeholder for value in call_time_values]
         self._check_fed(running, arguments)
         order: Mapping[tf.Operation, list[tf.Operation]] = {}
-        if run:
+        if effect_operations:
             order = program_order(self.graph, self._put_reads_first(running))
         with graphs.control_inputs(order):
-            part = build(graphs.Part(self.graph, running, arguments, tensors, run))
+            part = build(graphs.Part(self.graph, running, arguments, tensors, effect_operations))
 
         def call(*inputs: tf.Tensor) -> Any:
-            captured_now = [value.capture() for value in late]
+            captured_now = [value.capture() for value in call_time_values]
             values = iter(part(*inputs, *captured_now))
-            full = []
-            for tensor in flat:
+            fetched = []
+            for tensor in flat_fetches:
                 value = None if tensor is None else next(values)
-                full.append(value)
-            return tf.nest.pack_sequence_as(fetches, full, expand_composites=True)
+                fetched.append(value)
+            return tf.nest.pack_sequence_as(fetches, fetched, expand_composites=True)
 
         return call
 
@@ -285,6 +288,11 @@ class Trace:
         return reads + others
 
     def _check_fed(self, running: Iterable[tf.Operation], arguments: Iterable[tf.Tensor]) -> None:
+        """Check that each placeholder of model_fn in `running` is one of `arguments`.
+
+        Raises:
+          ValueError: one is not.
+        """
         fed = {tensor.op for tensor in (*arguments, *self.inputs)}
         fed |= {inner.op for _, inner in self.graph.captures}
         for operation in running:

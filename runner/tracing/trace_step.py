@@ -102,6 +102,7 @@ def trace_step(
     Raises:
       WorkersDifferError: it is common, and other workers have traced another model.
     """
+    # With one copy of each variable, evaluation and prediction need no strategy: the trace of discovery itself runs.
     on_one_device = store.strategy is None or (store.has_one_copy and not training)
     workers = collectives_of(store.strategy) if is_common else SINGLE_PROCESS
     step = _Step(store, replica_fn, signature, training, workers)
@@ -198,17 +199,23 @@ class _Discovery(NamedTuple):
 
 
 def _discover(step: _Step, *, on_one_device: bool) -> _Discovery:
-    """Trace one replica under the default strategy and create every new variable that it requests."""
+    """Trace one replica under the default strategy and create every new variable that it requests. Workers that train
+    together check that they have traced the same model.
+
+    Args:
+      on_one_device: this trace is the one that runs; False: a trace of all replicas follows.
+    """
     store = step.store
     calls: list[ReplicaCall] = []
-    traced: dict[str, Any] = {}
-    is_first_of_several = step.training and not on_one_device and store.num_replicas > 1
+    traced: dict[str, Any] = {}  # what `run` leaves here while TensorFlow traces it
+    # Only then must some gradients be those of the global batch; this trace finds out which.
+    precedes_several_replicas = step.training and not on_one_device and store.num_replicas > 1
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
         reductions = Reductions(tf.distribute.get_strategy(), weights, discovers=True)
         graph = v1.get_default_graph()
         traced["part"] = part
-        found = FoundCalls(graph) if is_first_of_several else GradientCalls()
+        found = FoundCalls(graph) if precedes_several_replicas else GradientCalls()
         traced["found"] = found
 
         def reduce(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -244,11 +251,12 @@ def _discover(step: _Step, *, on_one_device: bool) -> _Discovery:
         fed: list[tf.Tensor] = []
         values: list[tf.Tensor] = []
         for operation in running:
-            if operation.type == "Placeholder" and operation not in inputs:  # then it is model_fn's
+            is_of_model_fn = operation.type == "Placeholder" and operation not in inputs
+            if is_of_model_fn:
                 (placeholder,) = operation.outputs
                 fed.append(placeholder)
                 values.append(_find_fed_value(graph, placeholder, feeds))
-        if part.op in running:  # a random initial value
+        if part.op in running:  # a random initial value, which is drawn by the part of the step
             fed.append(part)
             values.append(tf.constant(0, tf.int64))
         function = graphs.function_of_part(graphs.Part(graph, running, fed, [initial]))
@@ -266,7 +274,11 @@ def _discover(step: _Step, *, on_one_device: bool) -> _Discovery:
 
 
 def _variables_in(graph: Any, step: _Step, requested: RequestedVariables) -> list[GraphVariable]:
-    """Return the variables of the model in the graph of a step; those of metrics, too, if it is none of training."""
+    """Return the variables that a step requests, in order of request.
+
+    In training, variables are left out of which each replica has its own value, such as the state of a metric.
+    """
+    # Id of a handle -> names of the placeholders that stand for it in the graph.
     handles_in_graph: dict[int, list[str]] = collections.defaultdict(list)
     for external, internal in graph.captures:
         handles_in_graph[id(external)].append(internal.name)
@@ -300,14 +312,15 @@ def _find_fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]
 
 
 def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, global_calls: frozenset[int]) -> Trace:
-    """Trace every local replica in strategy.run with the store's variables.
+    """Trace every local replica in strategy.run with the store's variables. Workers that train together check that
+    their steps have the same messages.
 
     Args:
       global_calls: as in `_Discovery`.
     """
     store = step.store
     calls: list[ReplicaCall] = []
-    traced: dict[str, Any] = {}
+    traced: dict[str, Any] = {}  # what `run` leaves here while TensorFlow traces it
     # Only the first replica makes summaries, but each replica's model_fn merges them.
     shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
 
@@ -317,7 +330,7 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, global_calls:
         reductions = Reductions(strategy, weights, values=values, has_global_gradients=bool(global_calls))
         writes = ReplicaWrites(strategy, reductions, values, store.says_how_to_aggregate, graph)
         # Before model_fn is called: only later captures are collected.
-        traced["late"] = graphs.collect_call_time_values(graph)
+        traced["call_time_values"] = graphs.collect_call_time_values(graph)
         with strategy.scope(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras, reductions.entered():
             requested = RequestedVariables(keras, step.training)
             traced["requested"] = requested
@@ -340,7 +353,7 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, global_calls:
         variables = _variables_in(wrapped.graph, step, requested)
         inputs = wrapped.inputs[: len(step.signature)]
         check_same_messages(messages_of(wrapped.graph, inputs, variables), step.workers)
-    trace = Trace(wrapped, calls, requested, traced["late"])
+    trace = Trace(wrapped, calls, requested, traced["call_time_values"])
     if step.training and store.num_replicas > 1:
         check_variables_of_others(trace.graph, trace.variables_of_others(store))
     return trace
@@ -363,6 +376,7 @@ def _writing_alike(step: _Step, writes: ReplicaWrites, requested: RequestedVaria
 
 @contextlib.contextmanager
 def _explaining_merge_call() -> Iterator[None]:
+    """Add what to do to TensorFlow's error about `merge_call` in a branch or loop."""
     try:
         yield
     except RuntimeError as error:

@@ -30,7 +30,7 @@ class VariableSpec:
       local: not part of the model: metric accumulators and the like, reset before each use and never saved.
       of_hook: a hook made it: one variable in this process, whatever the strategy, because the operations of a hook run
         once in a step.
-      says_how: the request says how to aggregate what several replicas write.
+      says_how_to_aggregate: the request says what becomes of the values that several replicas write.
       is_random_state: the state of a generator of Keras: each replica draws other numbers with it, and all advance it
         alike.
     """
@@ -44,7 +44,7 @@ class VariableSpec:
     synchronization: tf.VariableSynchronization = tf.VariableSynchronization.AUTO
     aggregation: tf.VariableAggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
     of_hook: bool = False
-    says_how: bool = False
+    says_how_to_aggregate: bool = False
     is_random_state: bool = False
 
     @property
@@ -54,7 +54,7 @@ class VariableSpec:
 
     @property
     def smallest_shape(self) -> list[int]:
-        """Return the shape with 0 for each size that is not known; of an unknown rank, that of a scalar."""
+        """Return the shape with 0 for each size that is not known; [] if the rank is not known."""
         if self.shape.rank is None:
             return []
         return [size or 0 for size in self.shape]
@@ -105,8 +105,8 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
     # starts from the seed.
     is_local_random_state = local_random and is_random_state
     aggregation = kwargs.get("aggregation") or tf.VariableAggregation.NONE
-    says_how = aggregation != tf.VariableAggregation.NONE
-    if not says_how:
+    says_how_to_aggregate = aggregation != tf.VariableAggregation.NONE
+    if not says_how_to_aggregate:
         # With NONE each replica would write to its own copy. What they do write: runner/tracing/replica_writes.py.
         aggregation = tf.VariableAggregation.SUM if is_summed else tf.VariableAggregation.ONLY_FIRST_REPLICA
     return VariableSpec(
@@ -118,7 +118,7 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
         local=is_in_local_collection or is_of_metric or is_local_random_state,
         synchronization=synchronization,
         aggregation=aggregation,
-        says_how=says_how,
+        says_how_to_aggregate=says_how_to_aggregate,
         is_random_state=is_random_state,
     )
 
@@ -128,7 +128,9 @@ def _initial_of_request(kwargs: Mapping[str, Any], owner: Any) -> tuple[Any, Any
     initial: Any = kwargs.get("initial_value")
     dtype = kwargs.get("dtype")
     shape = kwargs.get("shape")
-    if is_without_value(initial):  # as an average of tf_keras begins with its weight
+    # The initial value is itself a variable of discovery, which has no memory: a moving average of tf_keras begins with
+    # the weight of which it is the average. Take that variable's initializer.
+    if is_without_value(initial):
         dtype = dtype or initial.dtype
         shape = initial.shape
         initial = initial.initialized_value
@@ -138,6 +140,7 @@ def _initial_of_request(kwargs: Mapping[str, Any], owner: Any) -> tuple[Any, Any
     if callable(initial):
         if shape is not None and dtype is not None:
             return initial, dtype, shape
+        # Only the value tells the dtype and the shape.
         with tf.init_scope():
             value = initial()
         return value, value.dtype, value.shape
@@ -209,10 +212,11 @@ class RequestedNames:
 
 
 def _without_second_scope(name: str) -> str:
-    """Return the name without the variable scope that merge_call entered a second time: 'unet/unet/beta1_power', after
-    an earlier merge_call in that scope 'unet/unet_1/beta1_power'.
+    """Return the name without the variable scope that merge_call entered a second time: 'unet/beta1_power' for
+    'unet/unet/beta1_power', or for 'unet/unet_1/beta1_power' after an earlier merge_call in that scope.
     """
     parts = name.split("/")
+    # Compare the first `size` scopes with the `size` scopes after them.
     for size in range(len(parts) // 2, 0, -1):
         first, *others = parts[size : 2 * size]
         is_same = re.fullmatch(rf"{re.escape(parts[0])}(_\d+)?", first) and others == parts[1:size]

@@ -96,17 +96,18 @@ class RequestedVariables:
 
     @property
     def trainable(self) -> dict[str, tuple[tf.Variable, Any]]:
-        """Return name -> (variable, owner) to optimize. The owner decides, because a Keras layer may have been frozen
-        later.
+        """Return name -> (variable, owner) to optimize.
 
-        A partitioned variable is represented by its parts.
+        The owner (a Keras 3 variable) decides, or the tf_keras layer that made the variable: both may have been frozen
+        later. A partitioned variable is represented by its parts.
         """
         trainable: dict[str, tuple[tf.Variable, Any]] = {}
         for whole, (variable, owner) in self.requests.items():
-            is_layer_trained = getattr(self.keras.layers.get(whole), "trainable", True)
+            is_layer_trained = getattr(self.keras.tf_keras_layers.get(whole), "trainable", True)
             for name, part, is_part in _parts_of(whole, variable):
                 decisive = part if owner is None else owner
                 if decisive.trainable and is_layer_trained:
+                    # The owner stands for the whole variable, so a part has none.
                     trainable[name] = (part, None) if is_part else (part, owner)
         return trainable
 
@@ -158,7 +159,8 @@ class VariableStore:
       not_fed: name of a variable that starts from a placeholder that is not fed -> the message about it.
       awaited: function from a name to the shape that a variable has in the checkpoint that is restored next; None: the
         checkpoint does not have it, or none is restored.
-      begun_with_zeros: names of variables that have no initial value, because such a checkpoint has theirs.
+      begun_with_zeros: names of variables that have zeros in place of their initial values, because that checkpoint has
+        their values.
       adapted: what layers of Keras have learnt by `adapt`, as in `adapted_layers`.
     """
 
@@ -235,7 +237,7 @@ class VariableStore:
     def says_how_to_aggregate(self, variable: Any) -> bool:
         """Report whether it is known how the values become one that several replicas write to a variable."""
         spec = self.specs.get(variable.name.partition(":")[0])
-        return spec is not None and (spec.says_how or spec.is_random_state)
+        return spec is not None and (spec.says_how_to_aggregate or spec.is_random_state)
 
     def own_states(self) -> set[int]:
         """Return the ids of the handles of what is not the same on all replicas: metrics, states of generators."""
@@ -267,8 +269,9 @@ class VariableStore:
         if name in self._variables:
             return
         discovered = uninitialized_variable(name, initial.shape, initial.dtype, False)
+        # The variable of discovery needs its value, too: random initial values in a trace use the global step as time.
         with tf.init_scope():
-            discovered.assign(initial)  # initial values that are drawn in the trace use the time
+            discovered.assign(initial)
         self._discovered[name] = discovered
         spec = VariableSpec(name, initial.shape, initial.dtype, trainable=False, initial=initial)
         self._materialise(spec, initial)
@@ -424,7 +427,8 @@ class VariableStore:
                 continue
             name = requested.name
             spec = self.specs[name]
-            if not callable(spec.initial) or name in self._parts:  # a part holds the whole, of which it cuts its rows
+            # The initializer of a part may hold the value of the whole variable, from which it cuts its rows.
+            if not callable(spec.initial) or name in self._parts:
                 current = functools.partial(tf.convert_to_tensor, self._variables[name])
                 self.specs[name] = dataclasses.replace(spec, initial=current)
 
@@ -483,11 +487,11 @@ class VariableStore:
             discovered.assign(self._first_value(spec))
 
     def _create_on_replicas(self, spec: VariableSpec, devices: Sequence[str]) -> None:
-        """Create a LocalVariable. That of discovery, which is on the first device, is its first one."""
-        own = [self._discovered[spec.name]]
+        """Create a LocalVariable. The variable of discovery, on the first device, serves the first replica."""
+        copies = [self._discovered[spec.name]]
         for device in devices[1:]:
-            own.append(self._uninitialized(spec, device))
-        local = LocalVariable([created_under(variable, self.strategy) for variable in own])
+            copies.append(self._uninitialized(spec, device))
+        local = LocalVariable([created_under(variable, self.strategy) for variable in copies])
         self._variables[spec.name] = local
         with tf.init_scope():
             local.assign(self._first_value(spec))
@@ -529,13 +533,14 @@ class VariableStore:
             self._discovered[spec.name] = copies[0]
 
     def _replica_devices(self, spec: VariableSpec) -> Sequence[str]:
-        """Return the devices of a LocalVariable, in replica order; (): the variable is none."""
+        """Return the devices of a LocalVariable, in replica order; (): the variable is no LocalVariable."""
         is_state = spec.local and not spec.trainable
         if self.strategy is None or isinstance(self.placement, ParameterServers) or not is_state:
             return ()
         return [str(device) for device in self.strategy.extended.worker_devices]
 
     def _uninitialized(self, spec: VariableSpec, device: str | None = None) -> tf.Variable:
+        """Make a variable that has a handle, but no memory for a value yet."""
         initial = functools.partial(self._initial_of, spec.name)
         return uninitialized_variable(spec.name, spec.shape, spec.dtype, spec.trainable, initial, device)
 
@@ -552,8 +557,11 @@ class VariableStore:
         return tf.cast(value, spec.dtype)
 
     def _first_value(self, spec: VariableSpec) -> Any:
-        """Return the value that a new variable begins with: zeros, if it is large and a checkpoint is about to be
-        restored that has it. The operations of an initializer take up to three times the memory of their value.
+        """Return the value that a new variable begins with.
+
+        A large variable begins with zeros, and its name is added to `begun_with_zeros`, if the checkpoint that is about
+        to be restored has a value for it: the operations of an initializer take up to three times the memory of their
+        value.
         """
         is_of_model = not (spec.local or spec.of_hook)
         is_costly = callable(spec.initial) and size_of(spec) >= LARGE
@@ -573,11 +581,20 @@ class VariableStore:
         requested: RequestedVariables,
         of_hook: bool = False,
     ) -> Callable[..., tf.Variable]:
+        """Return the variable creator that answers the requests of one trace.
+
+        Args:
+          variables: name -> the variable to return, or the LocalVariable with one for each replica.
+          make: called with (name, arguments of the creator, owner) for a name that `variables` lacks; returns the
+            variable.
+          requested: records the requests.
+          of_hook: hooks make the requests.
+        """
         names = RequestedNames(self.specs)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
             if of_hook and tf.distribute.has_strategy():
-                return next_creator(**kwargs)  # a hook trains another model in `begin`
+                return next_creator(**kwargs)  # in `begin`, a hook trains another model, whose variables are its own
             owner = requested.keras.owners.variable
             if owner is None:
                 name = names.name(kwargs.get("name") or "Variable", unique=False)
@@ -585,10 +602,12 @@ class VariableStore:
                 name = names.name(owner.path, unique=True)
                 if is_seed_state(owner) and not requested.training:
                     name = f"_evaluation/{name}"  # its own random state: evaluating must not advance that of training
-            whole = variables.get(name)
-            if whole is None:
-                whole = make(name, kwargs, owner)
-            variable = whole.values[local_replica()] if isinstance(whole, LocalVariable) else whole
+            of_replicas = variables.get(name)
+            if of_replicas is None:
+                of_replicas = make(name, kwargs, owner)
+            variable = of_replicas
+            if isinstance(of_replicas, LocalVariable):
+                variable = of_replicas.values[local_replica()]
             shape = kwargs.get("shape") if owner is None else owner.shape
             _check_shape(name, variable, shape)
             _collect(variable, self.specs[name], kwargs.get("collections"))
@@ -598,7 +617,7 @@ class VariableStore:
                 belongs_to(variable, owner)
             else:
                 owner = owner_by_request(kwargs)
-            requested.requests.setdefault(name, (whole, owner))
+            requested.requests.setdefault(name, (of_replicas, owner))
             return variable
 
         return create

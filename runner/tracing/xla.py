@@ -44,22 +44,24 @@ class Gradients:
     def function_of_part(self, part: graphs.Part) -> Callable[..., list[tf.Tensor]]:
         """Return the part as a function in stages, like `graphs.function_of_part`. Its fetches include all roots."""
         replicas = self._replicas()  # computed anew, because control dependencies have been added since
+        # What runs before the function of one replica is compiled in that of no other one.
         before = set[tf.Operation]()
         for replica in replicas:
             before |= replica.before
         compiled = [replica.compiled - before for replica in replicas]
         after = set(part.running).difference(before, *compiled)
         fed = {tensor.op for tensor in part.feeds}
+        # The stages: before, one for each replica, after.
         groups = [_in_order(part.running, group, fed) for group in (before, *compiled, after)]
         used = [_used_by(group) for group in groups]
         fetched = {tensor.ref() for tensor in part.fetches}
-        given = {tensor.ref() for tensor in part.feeds}
+        known = {tensor.ref() for tensor in part.feeds}  # feeds, and outputs of the stages so far
         stages: list[_Stage] = []
         for number, group in enumerate(groups):
-            needed_later = fetched.union(*used[number + 1 :]) - given
+            needed_later = fetched.union(*used[number + 1 :]) - known  # a constant may be known from an earlier stage
             inputs = [ref.deref() for ref in used[number]]
             outputs = [tensor for tensor in _outputs_of(group) if tensor.ref() in needed_later]
-            given.update(tensor.ref() for tensor in outputs)
+            known.update(tensor.ref() for tensor in outputs)
             is_of_replica = 0 < number <= len(replicas)
             stages.append(_make_stage(part.graph, group, inputs, outputs, by_xla=is_of_replica))
         return functools.partial(_run, stages, part.feeds, part.fetches)
@@ -105,7 +107,9 @@ def _run(stages: Sequence[_Stage], feeds: Sequence[tf.Tensor], fetches: Sequence
 def _in_order(
     running: Sequence[tf.Operation], group: Collection[tf.Operation], fed: Collection[tf.Operation]
 ) -> list[tf.Operation]:
-    """Return `group` with operations that may be in several stages at no cost: constants, and captured handles."""
+    """Return the operations of a stage in program order: `group`, and the constants and captured handles that it uses,
+    which may be in several stages at no cost. Operations that are fed are left out.
+    """
     wanted = set(group)
     for operation in group:
         wanted.update(tensor.op for tensor in operation.inputs if _is_free(tensor.op))
@@ -152,7 +156,9 @@ class _Replica:
     """The operations that the roots of one replica need.
 
     Attributes:
-      of_model: those that depend on the value of a variable of the model.
+      before: those with state, and all that they depend on; they run before the compiled function.
+      compiled: the other operations that the roots need.
+      of_model: those of both that depend on a number that a variable holds: they compute with the model.
     """
 
     before: set[tf.Operation]
@@ -164,7 +170,7 @@ class _Replica:
         all_needed = _ancestors([tensor.op for tensor in roots])
         before = _ancestors([operation for operation in all_needed if _is_stateful(operation)])
         before |= {operation for operation in all_needed if operation.type in _SOURCES}
-        return cls(before, all_needed - before, _of_model(before | all_needed))
+        return cls(before, all_needed - before, _depending_on_variables(before | all_needed))
 
 
 def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
@@ -185,7 +191,7 @@ def _is_stateful(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful or uses_resource(operation)
 
 
-def _of_model(operations: Collection[tf.Operation]) -> set[tf.Operation]:
+def _depending_on_variables(operations: Collection[tf.Operation]) -> set[tf.Operation]:
     """Return those of `operations` that depend on the value of a variable."""
     found: set[tf.Operation] = set()
     stack = [operation for operation in operations if _reads_a_number(operation)]
@@ -199,6 +205,7 @@ def _of_model(operations: Collection[tf.Operation]) -> set[tf.Operation]:
 
 
 def _reads_a_number(operation: tf.Operation) -> bool:
+    # Integers, such as the global step or states of generators, are no weights.
     return uses_resource(operation) and any(tensor.dtype.is_floating for tensor in operation.outputs)
 
 
@@ -253,18 +260,20 @@ def _reason_against(operation: tf.Operation, replicas: Sequence[_Replica]) -> st
             return reason
         if is_compiled and operation in replica.of_model:
             num_computing += 1
+    # Each replica has a function of its own, and neither can use a value from inside the other.
     if num_computing > 1:
         return "two replicas compute with its value, as in a synchronized BatchNormalization"
     return None
 
 
 def _reason_in_replica(operation: tf.Operation, replica: _Replica) -> str | None:
+    """Return why XLA cannot compile the function of a replica that needs an operation; None: it can."""
     has_resource = uses_resource(operation)
     if operation.type in CALLS and has_resource:
         return "it is a loop, a branch or a function that uses variables (a recurrent layer can be unrolled)"
     if _is_stateful(operation) and any(tensor.op in replica.of_model for tensor in operation.inputs):
         return "it has state, and waits for a value that the model computes: the model would be compiled in pieces"
-    if has_resource or operation.type in _SOURCES:
+    if has_resource or operation.type in _SOURCES:  # runs before the compiled function
         return None
     kind = "GPU" if "GPU" in operation.device else "CPU"
     if operation.type not in graphs.operations_of_xla(kind):
