@@ -77,6 +77,13 @@ def test_supervised_outputs_prefix_what_they_hold() -> None:
     assert signature.method_name == "tensorflow/supervised/eval"
     trained = TrainOutput(floats("l2"), floats("p2")).as_signature_def({"in": floats("in2")})
     assert set(trained.outputs) == {"loss", "predictions"}
+    # As in 2.15, a name that begins with its prefix stays as it is.
+    metrics = {"metrics_at_5": pair, "auc": (floats("v2"), tf.no_op())}
+    losses = {"loss": floats("l3"), "l2": floats("l4")}
+    named = EvalOutput(losses, {"predictions_b": floats("p3")}, metrics).as_signature_def({"in": floats("in3")})
+    of_metrics = {f"{name}/{what}" for name in ("metrics_at_5", "metrics/auc") for what in ("value", "update_op")}
+    assert set(named.outputs) == {"loss", "loss/l2", "predictions_b"} | of_metrics
+    assert named.outputs["metrics/auc/update_op"].name.startswith("metric_op_wrapper")
     assert trained.method_name == "tensorflow/supervised/training"
 
 
