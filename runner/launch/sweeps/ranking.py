@@ -79,22 +79,25 @@ class Ranking:
 
     def __init__(self, results: Sequence[JobResult], settings: SweepConfig) -> None:
         self.results = results
+        # `sweep.metric` may be null: the metrics of a job say which one is then meant.
         with_metrics = next((job for job in results if job.metrics), None)
         self.metric = "eval/loss"
         if with_metrics is not None:
             self.metric = str(metric_name(with_metrics.metrics, settings.metric))
         self.mode = mode_of(self.metric, settings.mode)
-        self.jobs = sorted(results, key=self._place_of_job)
-        self.groups = sorted(group_repeats(self.jobs), key=self._place_of_group)
+        # After `metric` and `mode`, by which both sorts rank.
+        self.jobs = sorted(results, key=self._sort_key_of_job)
+        self.groups = sorted(group_repeats(self.jobs), key=self._sort_key_of_group)
         self.has_repeats = have_repeats(self.groups)
 
-    def _place_of_job(self, job: JobResult) -> tuple[bool, bool, float]:
-        return self._place(job.value, [job])
+    def _sort_key_of_job(self, job: JobResult) -> tuple[bool, bool, float]:
+        return self._sort_key(job.value, [job])
 
-    def _place_of_group(self, group: Repeats[JobResult]) -> tuple[bool, bool, float]:
-        return self._place(group.spread.mean, group.runs)
+    def _sort_key_of_group(self, group: Repeats[JobResult]) -> tuple[bool, bool, float]:
+        return self._sort_key(group.spread.mean, group.runs)
 
-    def _place(self, value: float | None, jobs: Sequence[JobResult]) -> tuple[bool, bool, float]:
+    def _sort_key(self, value: float | None, jobs: Sequence[JobResult]) -> tuple[bool, bool, float]:
+        """Return (has no value, is pruned, value with the sign by which the smallest is best)."""
         sign = 1 if self.mode == "min" else -1
         is_pruned = any(job.status == "pruned" for job in jobs)
         if value is None:
