@@ -133,17 +133,19 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     names = [name for name in newest_first if (directory / f"{name}.index").exists()]
     ordered = []
     if latest:
-        is_there = bool(names)
-        if not is_there:
+        # Also if it has lost its index, which is then reported. But if no checkpoint is left, and of this one at most
+        # files in RUNNER_FILES, the user has deleted all of them.
+        tries_latest = bool(names)
+        if not tries_latest:
             files = groups(directory).get(latest, ())
-            is_there = any(os.sep not in file for file in files)  # not if only those in RUNNER_FILES are left
-        if is_there:
+            tries_latest = any(os.sep not in file for file in files)
+        if tries_latest:
             ordered.append(latest)
         step = step_of(latest)
         if step is not None:
             ordered += [name for name in names if (step_of(name) or 0) < step]
     ordered += names
-    return [str(directory / name) for name in dict.fromkeys(ordered)]
+    return [str(directory / name) for name in dict.fromkeys(ordered)]  # each once, at its first place
 
 
 def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sleep) -> str:
@@ -224,6 +226,7 @@ def publish(path: Path, directory: Path) -> None:
     (directory / index).unlink(missing_ok=True)
 
     def order(name: str) -> tuple[bool, bool, str]:
+        # The manifest comes last but one.
         return name == index, name.endswith(manifest.MANIFEST), name
 
     names = sorted(manifest.sizes_of(path), key=order)

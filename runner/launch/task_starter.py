@@ -80,7 +80,7 @@ class TaskStarter:
             if not self.forks or forkable is None:
                 return
             env = read_at_import(forkable.env)
-            packages = _times_of_package_folders()
+            packages = _times_of_packages()
             has_changed = (env, packages) != (self._env, self._packages)
             if self._renews and has_changed:
                 self._end_server(REAP_SECS)
@@ -235,7 +235,7 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith(READ_AFTER_IMPORT)}
 
 
-def _times_of_package_folders() -> list[int]:
+def _times_of_packages() -> list[int]:
     """Return when a package was last installed or removed, for each folder of installed packages."""
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}  # often the same
     return [os.stat(folder).st_mtime_ns for folder in sorted(folders) if os.path.isdir(folder)]

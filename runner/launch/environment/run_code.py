@@ -175,7 +175,7 @@ class CodeRecorder:
             command=self.command,
             python=platform.python_version(),
         )
-        requirements = _list_requirements()
+        requirements = _requirements()
         if self._is_given_up:  # the run has ended, and another may have the folder
             return
         _write_files(self.model_dir, code, patch.data, requirements)
@@ -261,7 +261,7 @@ def code_of_folder(folder: Path, run: RunCode) -> RunCode:
         else:
             names.update(changed)
     files = {name: _digest_of(project / name) for name in sorted(names)}
-    packages = packages_in(_list_requirements())
+    packages = packages_in(_requirements())
     place = _path_below(folder.absolute(), project)
     python = platform.python_version()
     return RunCode(commit=commit, folder=place, files=files, problem=problem, python=python, packages=packages)
@@ -573,7 +573,7 @@ def _name_of_no_files(project: Path) -> str:
 # --- packages ---------------------------------------------------------------------------------------------------------
 
 
-def _list_requirements() -> str:
+def _requirements() -> str:
     """Return the installed packages as pip takes them. What no index has is a comment."""
     lines: dict[str, str] = {}
     for entry in sys.path:
