@@ -134,7 +134,7 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     kept = [name for name in complete_names if reasons[name]]
     # The state file before files are deleted, so that it never names a checkpoint that is gone.
     layout.write_state(model_dir, kept, first_save)
-    # The number of those before the newest complete ones in `ordered`: of these, incomplete ones are deleted, too.
+    # How many checkpoints in `ordered` are older than the newest complete ones. Of these, incomplete ones are deleted.
     num_outlived = 0
     if len(complete_names) >= keep.newest:
         oldest_of_the_newest = complete_names[-keep.newest]
@@ -180,7 +180,7 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
 
 
 def _find_first_save(model_dir: Path, state: layout.State, groups: Iterable[str]) -> float:
-    """Return the time of the first save: that in the state file, else that of the oldest checkpoint."""
+    """Return the time of the first save: the time in the state file, else the time of the oldest checkpoint."""
     if state.began is not None:
         return state.began
     times = [manifest.time_of(model_dir / name) or math.inf for name in groups]

@@ -84,7 +84,7 @@ class SnapshotMemory:
                 return tf.identity(tensor)  # into the host's memory
             buffer = self._buffers.get(key)
             source = _view_memory(tensor)
-            # For a dtype without a view (strings), a new copy is made each time.
+            # Of a dtype without a view (strings), each copy is a new tensor.
             if buffer is None or source is None or not _is_alike(buffer, tensor):
                 buffer = tf.raw_ops.DeepCopy(x=tensor)
                 self._buffers[key] = buffer

@@ -197,7 +197,7 @@ class CheckpointWriter:
                 if not is_evaluated:
                     # Before the files are replaced, so that the new values never stand beside results of the old ones.
                     metrics = Path(f"{path}{manifest.METRICS}")
-                    for file in (find_runner_file(metrics), metrics):  # the one that an earlier version wrote, too
+                    for file in (find_runner_file(metrics), metrics):  # `metrics` is where an earlier version wrote it
                         file.unlink(missing_ok=True)
                 layout.publish(folder / name, self.model_dir)
                 self._last_meta = Path(f"{path}.meta")

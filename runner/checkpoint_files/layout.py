@@ -75,7 +75,8 @@ def step_of(name: str) -> int | None:
 
 
 def checkpoint_of(file: str) -> str | None:
-    """Return the path of the checkpoint of which a file is a part; None: of none, or of one with a name of its own.
+    """Return the path of the checkpoint of which a file is a part; None: it is part of no checkpoint whose name begins
+    with PREFIX.
 
     Args:
       file: path of a file, which need not exist, in the folder of checkpoints or in RUNNER_FILES of it.
@@ -124,8 +125,8 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     damaged.
 
     First comes the latest checkpoint of the state file, then those with lower steps in descending order, then the
-    others. Files without an index are left from an interrupted save and are not a checkpoint, unless they are those of
-    the latest.
+    others. Files without an index are left from an interrupted save and are not a checkpoint, unless the state file
+    names them as the latest.
     """
     directory = Path(model_dir)
     latest = read_state(directory).latest

@@ -236,7 +236,7 @@ def files_in(directory: Path) -> list[tuple[str, str]]:
 
 
 def _find_shards(path: Path, files: Iterable[str]) -> list[re.Match[str]]:
-    """Return the matches of _SHARD with the data files of the bundle `path`, without those of its inputs."""
+    """Return the matches of _SHARD with the data files of the bundle `path`, without the data files of inputs."""
     matches = []
     for file in files:
         match = _SHARD.search(file)

@@ -6,10 +6,11 @@ gather, go (all start their tasks) or ended. Every other supervisor answers in i
 and generation that it answers, and a nonce that identifies its process. A `go` names the nonces of the processes that
 it is meant for, so files of earlier runs or killed supervisors have no effect.
 
-A message has the addresses of all tasks, and a supervisor heeds only those of its own cluster, which has the chief and
-itself at the same addresses: another one may run in the folder, whose lock or lease its chief has, or may have died
-there. One that has the chief at the same address, but others elsewhere, was told of another cluster than the chief (by
-TF_CONFIG): it answers that, and the first start fails. Later it does not count, as it may be one of new machines.
+A message has the addresses of all tasks. A supervisor heeds only messages of its own cluster, which have the chief and
+itself at the addresses that it knows: another cluster may run in the folder, whose lock or lease its chief has, or may
+have died there. A supervisor that knows the chief at the same address, but other tasks elsewhere, was told of another
+cluster than the chief (by TF_CONFIG). It answers that, and the first start fails. In later starts that answer does not
+count, as the supervisor may be on one of new machines.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Answer:
         than the chief.
       reason: for lost, failed and differs, the reason in words.
       code: exit code of its task if it failed or was lost.
-      beat: when it was sent, on a clock of its own: another number in each message.
+      beat: when it was sent, on the clock of its sender. It differs in each message, which shows that the sender is
+        alive.
     """
 
     run: str = ""
@@ -106,8 +108,8 @@ class Rendezvous:
     def gather(
         self, generation: int, stops: Sequence[int], gradient_accumulation: int | None = None
     ) -> GangResult | None:
-        """Wait until all are ready or a stop is requested, and return None; or return the reason why they never will
-        be.
+        """Wait until all supervisors are ready or a stop is requested, and return None; or return the reason why they
+        never will be ready.
 
         Args:
           generation, gradient_accumulation: those of this start, as in `RunRecord`.

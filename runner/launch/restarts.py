@@ -84,7 +84,7 @@ class Restarts:
 
         Args:
           ending: how the tasks ended.
-          settings: those of the next start.
+          settings: the cluster's settings in the next start.
         """
         step = latest_step(self.model_dir)
         left = settings.num_workers

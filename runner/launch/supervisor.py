@@ -170,7 +170,7 @@ def _detect_place(config: Config, env: Mapping[str, str]) -> tuple[Cluster | Non
 
 @dataclass
 class Supervisor:
-    """The supervisor of one run; in a cluster whose tasks were started from outside, that of the chief.
+    """The supervisor of one run; in a cluster whose tasks were started from outside, the chief's supervisor.
 
     A start that trains writes config.yaml, run.json, summary.json and `.hydra` before its tasks start. Its journal says
     what the run is, and at the end how it ended; processes of their own send that to the trackers. If the folder has a
@@ -226,7 +226,7 @@ class Supervisor:
         lock model_dir -> note the start -> run the tasks, whose journals are shipped -> choose the outcome
         -> write how the run ended -> unlock -> wait until everything is shipped -> print the summary
         """
-        # Before the folder is made.
+        # Asked before the folder is made.
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
         self.folder = HeldFolder(self.model_dir)
@@ -362,7 +362,7 @@ class Supervisor:
     def _why_lost(self, error: OSError) -> str:
         try:
             self.folder.check()
-        except FolderLostError as lost:  # `error` may be what came of it: a file that is not there any more
+        except FolderLostError as lost:  # then `error` may only say that a file in the folder is missing
             return str(lost)
         return f"model_dir={self.config.model_dir} cannot be written: {error}"
 
@@ -572,7 +572,7 @@ class Supervisor:
         return GangResult(code, ALONE)
 
     def _run_recorded(self, tasks: RestartingGang, journals: Journals) -> Outcome:
-        """Run the tasks and return the outcome, that of an evaluator elsewhere included."""
+        """Run the tasks, wait for an evaluator that was started elsewhere, and return the outcome of all of them."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.context.prefix)
         is_refusal = ending.code == USER_ERROR and bool(ending.reason)

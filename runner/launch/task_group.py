@@ -130,7 +130,9 @@ class RestartingGang:
         )
 
     def _result_without_a_step(self, place: Cluster) -> GangResult:
-        """Return the result of a start that was stopped before its tasks started: that of a task without a step."""
+        """Return the result of a start that was stopped before its tasks started: failed if it trains and there is no
+        checkpoint to resume from, else interrupted. A task that is stopped before its first step ends in the same way.
+        """
         has_nothing = self._trains and latest_step(self.restarts.model_dir) is None
         code = FAILED if has_nothing else INTERRUPTED
         return GangResult(code, place)
@@ -237,7 +239,8 @@ def task_env(
       generation, gradient_accumulation: those of this start of the run, as in `RunRecord`.
     """
     of_task = {**_QUIET, **env, GENERATION: str(generation)}
-    # `env` has both if it is that of a task whose code starts another run. A user's TF_CONFIG is in `place` already.
+    # `env` may be the environment of a task whose code starts another run, and then has the variables of that task. A
+    # TF_CONFIG of the user is in `place` already.
     of_task.pop("TF_CONFIG", None)
     of_task.pop(FOUND_ACCUMULATION, None)
     if place.tf_config:

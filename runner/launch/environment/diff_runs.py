@@ -110,7 +110,9 @@ def _read_side(name: str, scratch: Path) -> Side:
 
 
 def _code_of_start(folder: Path) -> dict[str, Any]:
-    """Return the commit and versions that the last start has noted in its tags; those of earlier versions did, too."""
+    """Return the commit and versions in the tags of the last start. Earlier versions of the runner wrote these, too,
+    but recorded no code.
+    """
     tags: Mapping[str, Any] = {}
     for line in starts_and_ends(folder):
         if line["event"] == RUN_STARTED:

@@ -128,7 +128,7 @@ class CodeRecorder:
     def _record_starts(self) -> None:
         """Read the chief's journal until the run ends, and record the code of each start at its first step."""
         project = project_of(self._folder)
-        # Before the task imports anything: a commit that is made or checked out later is not what it runs.
+        # Asked before the task imports anything: it does not run a commit that is made or checked out later.
         commit = commit_in(project)
         began = self.began
         look_secs = self.LOOK_SECS
@@ -393,7 +393,7 @@ def _build_patch(
 
     Args:
       project: its top.
-      base: the commit from which it differs, or that of no files; None: it is no repository.
+      base: the commit with which it is compared, or git's name of no files; None: the project is no repository.
       named: the files that were imported and composed.
       began, secrets: as in `Patch`.
 
@@ -473,7 +473,10 @@ def _changed_since(base: str, project: Path) -> list[str] | None:
 
 
 def _list_files(project: Path, names: Collection[str], *which: str) -> set[str]:
-    """Return those of the files that `git ls-files` lists.
+    """Return those of the files `names` that `git ls-files` lists.
+
+    Args:
+      which: options of `git ls-files` that say which files it lists.
 
     Raises:
       GitError: git does not answer.

@@ -315,7 +315,8 @@ def _check_seeds(config: Config, sweeper: str | None) -> None:
 
 
 class JudgedJob(StopRequests):
-    """Passes stop requests to one job of a sweep: the command's signals, and those of the judge of its evaluations.
+    """Passes stop requests to one job of a sweep: the signals of the command, and the requests of a judge that reads
+    the job's evaluations.
 
     Attributes:
       pruned_by: the value because of which the job was stopped; None: it was not.

@@ -65,7 +65,7 @@ class _Group:
 
     Attributes:
       trials: the trial, and others that got the same values before its jobs had ended.
-      seeds: values of run.seed whose jobs are not started yet; None stands for that of the config.
+      seeds: values of run.seed whose jobs are not started yet; None: the job has the seed of the config.
       running: number of jobs that run.
       has_ended_first_job: its first job has ended. The others wait for that, because they are not started if the first
         one is pruned.
@@ -318,8 +318,9 @@ class OptunaSweeper(Sweeper):
     def _set_sampler(self, study: Study) -> None:
         """Give the study the sampler for its next trial.
 
-        Its seed follows from the number of the trial, not from what this process has asked before, so that a study that
-        was killed goes on with the values of an undisturbed one. Trials that run again do not count.
+        The sampler's seed follows from the number of trials in the study, not from what this process has asked before.
+        So a study whose process was killed goes on with the values that it would have had. Trials that run again do
+        not count.
         """
         settings = self._hydra.sweeper
         seed = None

@@ -46,10 +46,10 @@ class JobResult:
     seed: int | None = None
 
     def shown(self, name: str) -> str:
-        """Return `name`, which is the job's or that of its settings, followed by the params that no function read:
+        """Return `name`, the name of the job or of its settings, followed by the params that no function has read:
         `lrr=0.5 (not read: lrr)`.
         """
-        # The ends of the unread keys: a name has the last word of a key, or more of it.
+        # A name has the last word of a key, or more of its end, so the ends of the unread keys are compared.
         ends = tuple(f".{key}" for key in self.unread_params)
         unread = []
         for part in name.split(", "):
@@ -170,7 +170,9 @@ class Ranking:
         return "\n".join(lines)
 
     def lines(self) -> tuple[list[tuple[str, float | None, float | None]], str]:
-        """Return the lines of the picture of the jobs, and the title of the metric's axis, for `draw_jobs`."""
+        """Return what `draw_jobs` draws: (name, mean, standard deviation) of each group, and the title of the metric's
+        axis. A mean or deviation is None if there is none.
+        """
         lines = []
         for group in self.groups:
             first = group.runs[0]

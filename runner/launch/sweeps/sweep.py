@@ -74,7 +74,7 @@ class Sweep:
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
         self._folder_lock = ExitStack()
-        # Guards sweep.json and the journal; a FileLock counts for each thread of its own.
+        # Guards sweep.json and the journal, also between threads: only its own thread may take a FileLock again.
         self._lock = FileLock(directory / ".sweep.lock")
         self._start = command.start
         self._is_copy = command.is_copy
@@ -85,7 +85,7 @@ class Sweep:
             self._folder_lock.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
             record = read_json(directory / SWEEP_FILE) or {}
-            # Only the first process of a start does this; those of other jobs join it.
+            # Only the first process of a start does this; the processes of other jobs join the sweep.
             if record.get("start") != self._start:
                 self._tell_start(config, command)
                 self._save(Ranking([], self._settings))
@@ -99,7 +99,7 @@ class Sweep:
         with self._lock:
             lines, self._num_bytes_read = read_journal(self._journal, self._num_bytes_read)
             for line in lines:
-                # A start that was killed leaves its lines in the journal; which the next start removes.
+                # A start that was killed leaves its lines in the journal until the next start removes it.
                 if line.get("start") == self._start:
                     result = JobResult(**line["result"])
                     # If a job has ended twice, its second end gives its place in the order.
@@ -121,7 +121,7 @@ class Sweep:
         return len(failed) >= limit
 
     def left_out(self, job: JobResult) -> JobResult:
-        """Return the result of a job that this start leaves out: that of an earlier start, if it has one."""
+        """Return the result of a job that this start does not run: its result in an earlier start, if it ran there."""
         was_run = how_run_ended(self.directory / job.folder).status is not None
         if was_run:
             return self.result_of(job)
