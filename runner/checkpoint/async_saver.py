@@ -18,8 +18,9 @@ from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 from runner.system.console import format_bytes
 from runner.system.memory import free_memory, peak_beyond_now
 
-# What has become of the state of a worker's input; workers add them up, each in its own place.
-_NONE = 0
+# What became of the state of a worker's input. Each worker sets its own element of a vector to one of these numbers.
+# The sum of the vectors then has the numbers of all workers.
+_NO_STATE = 0
 _SKIPPED = 1
 _SAVED = 2
 
@@ -98,8 +99,9 @@ class Saver:
         return self._write is not None
 
     def fits(self, snapshot: Snapshot, reserve: int | None = None) -> bool:
-        """Report whether a copy of `snapshot` fits into free memory. True if this object already holds the memory, and
-        on workers that copy nothing.
+        """Report whether a copy of `snapshot` fits into free memory. The first time that it does not, log a warning.
+
+        True if this object already holds the memory, and on workers that copy nothing.
 
         Args:
           snapshot: the values to copy.
@@ -140,6 +142,7 @@ class Saver:
         """
         assert self._write is None
         if not self._writes_here:
+            # Also here, because all workers must call this together.
             self._gather_inputs(snapshot, iterators)
             return self._writer.path_of(snapshot.step)
         started = time.perf_counter()
@@ -178,8 +181,8 @@ class Saver:
         """
         if not self._inputs_differ:
             return {}
-        kinds = [float(_NONE)] * self._collectives.num_workers
-        if not self._collectives.is_chief:
+        kinds = [float(_NO_STATE)] * self._collectives.num_workers
+        if not self._collectives.is_chief:  # the chief has its state in memory, and writes it into the checkpoint
             for worker, state in self._writer.serialize(iterators).items():
                 if state is None:
                     kinds[worker] = _SKIPPED
@@ -191,7 +194,7 @@ class Saver:
         for worker, kind in enumerate(kinds_of_all):
             if kind == _SAVED:
                 inputs[worker] = self._writer.left_input(snapshot.step, worker)
-            elif kind != _NONE:
+            elif kind != _NO_STATE:
                 inputs[worker] = None
         return inputs
 
@@ -215,6 +218,7 @@ class Saver:
         write = self._write
         if write is None:
             return None
+        # A write that did not run in a thread is not alive, and has ended.
         if write.is_alive():
             write.join(_SAY_AFTER_SECS)
         if write.is_alive():

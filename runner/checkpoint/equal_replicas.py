@@ -29,13 +29,15 @@ def check_equal(store: VariableStore, collectives: Collectives, step: int) -> No
     if store.num_replicas == 1 or store.has_one_copy:
         return
     names = [name for name, spec in store.saved_specs.items() if not spec.is_of_replica]
-    own = [_compute_digests(store.copies(name)) for name in names]
-    of_chief = collectives.broadcast([digests[0] for digests in own])
-    differs = []
-    for digests, first_of_chief in zip(own, of_chief, strict=True):
+    # Of each variable, the digests of this worker's copies.
+    own_digests = [_compute_digests(store.copies(name)) for name in names]
+    of_chief = collectives.broadcast([digests[0] for digests in own_digests])
+    differs_here = []
+    for digests, first_of_chief in zip(own_digests, of_chief, strict=True):
         is_different = set(digests) != {first_of_chief}
-        differs.append(float(is_different))
-    for name, number in zip(names, collectives.sum(differs), strict=True):
+        differs_here.append(float(is_different))
+    # Each worker counts once for a variable, so the sum is a number of workers.
+    for name, number in zip(names, collectives.sum(differs_here), strict=True):
         if number:
             raise ReplicasDifferError(
                 f"run.debug=replicas: at step {step} the variable {name!r} is not the same on all replicas, and no "

@@ -37,8 +37,8 @@ class VerifiedCheckpoints:
 
     def __init__(self, model_dir: str | os.PathLike[str]) -> None:
         self._model_dir = Path(model_dir)
-        self._known: dict[str, tuple[Any, str | None]] = {}
-        self._said: dict[str, str] = {}
+        self._known_damage: dict[str, tuple[Any, str | None]] = {}  # path -> (fingerprint when read, damage or None)
+        self._last_warning: dict[str, str] = {}  # path -> damage, as the last warning named them
 
     def latest(self) -> str | None:
         """Return the path of the checkpoint to continue from; None if there is none. Warn about damaged ones that are
@@ -50,12 +50,12 @@ class VerifiedCheckpoints:
         damaged: dict[str, str] = {}
         for path in layout.candidates_in(self._model_dir):
             fingerprint = manifest.fingerprint(path)
-            known, damage = self._known.get(path, (None, None))
-            if known != fingerprint:
+            known_fingerprint, damage = self._known_damage.get(path, (None, None))
+            if known_fingerprint != fingerprint:
                 damage = find_damage(path)
-                self._known[path] = (fingerprint, damage)
+                self._known_damage[path] = (fingerprint, damage)
             if damage is None:
-                self._say(damaged, path)
+                self._warn_once(damaged, path)
                 return path
             damaged[path] = damage
         if damaged:
@@ -68,12 +68,13 @@ class VerifiedCheckpoints:
 
     def trust(self, path: str) -> None:
         """Record that this process wrote the checkpoint `path`, so that `latest` need not verify it."""
-        self._known[path] = (manifest.fingerprint(path), None)
+        self._known_damage[path] = (manifest.fingerprint(path), None)
 
-    def _say(self, damaged: dict[str, str], path: str) -> None:
-        if not damaged or damaged == self._said:
+    def _warn_once(self, damaged: dict[str, str], path: str) -> None:
+        """Warn about damaged checkpoints, unless the last warning was about the same ones."""
+        if not damaged or damaged == self._last_warning:
             return
-        self._said = damaged
+        self._last_warning = damaged
         found = "; ".join(f"{name}: {damage}" for name, damage in damaged.items())
         _log.warning("Damaged checkpoint: %s. Using %s instead.", found, path)
 

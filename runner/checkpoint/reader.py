@@ -46,15 +46,15 @@ class Reader:
         """Return variable name -> (shape, dtype), without the runner's own state. A variable that is stored in slices
         has its whole shape.
         """
-        own = {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
+        by_key = {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
         if not self.is_of_objects:
-            return own
+            return by_key
         of_objects = {name: self._entries[key] for name, key in self._keys_of_objects.items()}
         if not self.is_of_a_run:
             return of_objects
         # If a Scaffold has a tf.train.Checkpoint, the runner stores variables that none of its objects holds by name.
-        taken = {OBJECT_GRAPH, *self._keys_of_objects.values()}
-        by_name = {name: facts for name, facts in own.items() if name not in taken}
+        keys_of_objects = {OBJECT_GRAPH, *self._keys_of_objects.values()}
+        by_name = {name: facts for name, facts in by_key.items() if name not in keys_of_objects}
         return by_name | of_objects
 
     @property
@@ -142,19 +142,24 @@ class Reader:
         keys = {key: key for key in self._entries}
         if sources is not None:
             keys = {name: self.key(source) for name, source in sources.items()}
-        servers = max(1, manifest.num_shards(self.path) - 1)  # the coordinator wrote one of the shards
-        requests: list[tuple[str, tuple[str, str, tf.DType], int]] = []
+        num_servers = max(1, manifest.num_shards(self.path) - 1)  # the coordinator wrote one of the shards
+        # (name in the new bundle, (key, rows, dtype) here, size in bytes)
+        pieces_to_read: list[tuple[str, tuple[str, str, tf.DType], int]] = []
         for name, key in keys.items():
             shape, dtype = self._entries[key]
             size = tensor_bundle.size_of(shape, dtype)
-            num_pieces = servers if size > tensor_bundle.PART_BYTES else 1
+            num_pieces = num_servers if size > tensor_bundle.PART_BYTES else 1
             pieces = tensor_bundle.pieces(tf.TensorShape(shape), num_pieces)
-            requests += [(name, (key, rows, dtype), size // len(pieces)) for rows in pieces]
-        for part in tensor_bundle.in_parts(requests, lambda request: request[2]):
+            pieces_to_read += [(name, (key, rows, dtype), size // len(pieces)) for rows in pieces]
+        for part in tensor_bundle.in_parts(pieces_to_read, lambda piece: piece[2]):
             yield self._read_entries([(name, entry) for name, entry, _ in part])
 
     def _read_entries(self, requests: Sequence[tuple[str, tuple[str, str, tf.DType]]]) -> list[tensor_bundle.Entry]:
-        """Return the entries of a new bundle, of (name there, (key, rows, dtype) here)."""
+        """Return the entries for a new bundle.
+
+        Args:
+          requests: of each entry, (its name in the new bundle, (its key, rows, dtype) in this checkpoint).
+        """
         values = tensor_bundle.read_entries(self.path, "CPU:0", [entry for _, entry in requests])
         entries = []
         for (name, (_, rows, _)), value in zip(requests, values, strict=True):
@@ -241,16 +246,17 @@ def keys_in(reader: Reader, shapes: Mapping[str, tf.TensorShape], keys: Mapping[
     Args:
       reader: the checkpoint.
       shapes: variable name -> shape, of the model's variables.
-      keys: variable name -> key, by a Scaffold's saver. The path of an object counts if the checkpoint has it: else
-        the variable is found by its name, as before the Scaffold had a `tf.train.Checkpoint`.
+      keys: variable name -> key, by a Scaffold's saver.
     """
-    found = {}
+    key_of_name = {}
     for name, key in keys.items():
+        # A checkpoint that was written before the Scaffold had a `tf.train.Checkpoint` has no paths of objects. Then
+        # the variable is found by its name.
         is_path_of_object = key.endswith(graphs.VALUE)
         if not is_path_of_object or reader.has(key):
-            found[name] = key
-    others = {name: shape for name, shape in shapes.items() if name not in found}
-    return {**_find_numbered(reader, others), **found}
+            key_of_name[name] = key
+    others = {name: shape for name, shape in shapes.items() if name not in key_of_name}
+    return {**_find_numbered(reader, others), **key_of_name}
 
 
 def _find_numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
@@ -266,31 +272,33 @@ def _find_numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict
     """
     if reader.is_of_a_run:
         return {}
-    entries = reader.names()
-    missing = {name: shape for name, shape in shapes.items() if name not in entries}
+    names_there = reader.names()
+    missing = {name: shape for name, shape in shapes.items() if name not in names_there}
 
     def is_free(key: str, shape: tf.TensorShape) -> bool:
-        if key not in entries or key in shapes:
+        """Report whether the checkpoint has `key` with this shape, and no variable of the model has this name."""
+        if key not in names_there or key in shapes:
             return False
-        stored, _ = entries[key]
+        stored, _ = names_there[key]
         return bool(shape.is_compatible_with(stored))
 
+    # A variable that is missing, and whose slots may have the same other name.
     roots = [name for name, shape in missing.items() if is_free(f"{name}_1", shape)]
-    names = {root: f"{root}_1" for root in roots}
+    found = {root: f"{root}_1" for root in roots}
     for root in roots:
         slots = [name for name in missing if name.startswith(f"{root}/")]
         for name in slots:
             key = f"{root}_1{name.removeprefix(root)}"
             if is_free(key, missing[name]):
-                names[name] = key
-    if names:
-        shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in names.items())
+                found[name] = key
+    if found:
+        shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
         _log.info(
             "These variables have another name in %s, because operations of tf.estimator's input had their names: %s.",
             reader.path,
             shown,
         )
-    return names
+    return found
 
 
 def input_path(path: Path, worker: int) -> Path:

@@ -122,24 +122,25 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     """
     state = layout.read_state(model_dir)
     groups = _list_own_groups(model_dir, state)
-    began = _find_first_save(model_dir, state, groups)
-    if not keep.newest:
+    first_save = _find_first_save(model_dir, state, groups)
+    if not keep.newest:  # all are kept
         there = [name for name in state.names if (model_dir / f"{name}.index").exists()]
         before = [name for name in there if name != latest]
-        layout.write_state(model_dir, [*before, latest], began)
+        layout.write_state(model_dir, [*before, latest], first_save)
         return
     ordered = _sort_by_age(model_dir, groups, state, latest)
-    whole = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
-    reasons = _find_reasons(model_dir, whole, keep, began)
-    kept = [name for name in whole if reasons[name]]
-    # Before files are deleted, so that the state file never names a checkpoint that is gone.
-    layout.write_state(model_dir, kept, began)
+    complete_names = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
+    reasons = _find_reasons(model_dir, complete_names, keep, first_save)
+    kept = [name for name in complete_names if reasons[name]]
+    # The state file before files are deleted, so that it never names a checkpoint that is gone.
+    layout.write_state(model_dir, kept, first_save)
+    # How many checkpoints in `ordered` are older than the newest complete ones. Of these, incomplete ones are deleted.
     num_outlived = 0
-    if len(whole) >= keep.newest:
-        oldest_of_the_newest = whole[-keep.newest]
+    if len(complete_names) >= keep.newest:
+        oldest_of_the_newest = complete_names[-keep.newest]
         num_outlived = ordered.index(oldest_of_the_newest)
     for position, name in enumerate(ordered):
-        is_recent_and_incomplete = name not in whole and position >= num_outlived
+        is_recent_and_incomplete = name not in complete_names and position >= num_outlived
         if name not in kept and not is_recent_and_incomplete:
             _delete(model_dir, name, groups[name])
 
@@ -157,7 +158,7 @@ def _list_own_groups(model_dir: Path, state: layout.State) -> dict[str, list[str
 
 def _delete(model_dir: Path, name: str, files: Iterable[str]) -> None:
     """Delete the files of a checkpoint, as `layout.groups` lists them."""
-    # The index first: without it, what a killed process leaves is no checkpoint.
+    # The index first: if this process is killed meanwhile, what is left is no checkpoint.
     for file in sorted(files, key=lambda file: file != f"{name}.index"):
         (model_dir / file).unlink(missing_ok=True)
 
@@ -169,17 +170,17 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
     """
     state = layout.read_state(model_dir)
     groups = layout.groups(model_dir)
-    whole = []
+    complete_names = []
     for name in _sort_by_age(model_dir, groups, state, state.latest):
         has_step = layout.step_of(name) is not None
         if has_step and manifest.what_is_missing(model_dir / name) is None:
-            whole.append(name)
-    began = _find_first_save(model_dir, state, groups)
-    return _find_reasons(model_dir, whole, keep, began)
+            complete_names.append(name)
+    first_save = _find_first_save(model_dir, state, groups)
+    return _find_reasons(model_dir, complete_names, keep, first_save)
 
 
 def _find_first_save(model_dir: Path, state: layout.State, groups: Iterable[str]) -> float:
-    """Return the time of the first save: that in the state file, else that of the oldest checkpoint."""
+    """Return the time of the first save: the time in the state file, else the time of the oldest checkpoint."""
     if state.began is not None:
         return state.began
     times = [manifest.time_of(model_dir / name) or math.inf for name in groups]
@@ -189,8 +190,9 @@ def _find_first_save(model_dir: Path, state: layout.State, groups: Iterable[str]
 def _sort_by_age(model_dir: Path, groups: Iterable[str], state: layout.State, latest: str | None) -> list[str]:
     """Return the names of checkpoints in the order in which they were saved, `latest` last.
 
-    That is the order of the state file: clocks jump. It is not that of the steps: after a rollback to an earlier step,
-    new checkpoints must outlive abandoned ones with higher steps. Those that it does not name are placed by their time.
+    The state file has this order. Times are less reliable, because clocks jump; steps are wrong after a rollback to an
+    earlier step, when new checkpoints must outlive abandoned ones with higher steps. Checkpoints that the state file
+    does not name are placed among the others by their times.
     """
     times = {name: manifest.time_of(model_dir / name) or 0.0 for name in groups}
     ordered = [name for name in state.names if name in times and name != latest]
@@ -208,18 +210,18 @@ def _sort_by_age(model_dir: Path, groups: Iterable[str], state: layout.State, la
     return ordered
 
 
-def _find_reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -> dict[str, list[str]]:
-    """Return name -> reasons why the checkpoint is kept, for each of `whole`.
+def _find_reasons(model_dir: Path, complete_names: list[str], keep: Keep, first_save: float) -> dict[str, list[str]]:
+    """Return name -> reasons why the checkpoint is kept, for each of `complete_names`.
 
     Args:
       model_dir: the folder of the checkpoints.
-      whole: names of the complete checkpoints, oldest first.
+      complete_names: names of the complete checkpoints, oldest first.
       keep: the reasons to look for.
-      began: the time of the first save, in seconds since 1970.
+      first_save: the time of the first save, in seconds since 1970.
     """
     leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
-    times = {name: manifest.time_of(model_dir / name) or 0.0 for name in whole}
-    reasons: dict[str, list[str]] = {name: [] for name in whole}
+    times = {name: manifest.time_of(model_dir / name) or 0.0 for name in complete_names}
+    reasons: dict[str, list[str]] = {name: [] for name in complete_names}
 
     def keep_for(reason: str, names: Iterable[str]) -> None:
         for name in names:
@@ -227,38 +229,39 @@ def _find_reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -
                 reasons[name].append(reason)
 
     if keep.newest:
-        keep_for(f"last {keep.newest}", whole[-keep.newest :])
+        keep_for(f"last {keep.newest}", complete_names[-keep.newest :])
     else:
-        keep_for("all are kept", whole)
+        keep_for("all are kept", complete_names)
     if keep.best is not None:
-        keep_for(f"best {keep.best.metric}", _find_best(model_dir, whole, keep.best))
+        keep_for(f"best {keep.best.metric}", _find_best(model_dir, complete_names, keep.best))
     if keep.every_hours is not None:
-        keep_for(f"every {keep.every_hours:g} h", _find_hourly(times, keep.every_hours, began))
+        keep_for(f"every {keep.every_hours:g} h", _find_hourly(times, keep.every_hours, first_save))
     keep_for("being evaluated", [leased])
     return reasons
 
 
-def _find_best(model_dir: Path, whole: list[str], best: KeepBest) -> list[str]:
+def _find_best(model_dir: Path, candidates: list[str], best: KeepBest) -> list[str]:
     """Return the names of the checkpoints to keep for their metric, best first; of equal ones, the older first."""
     if best.metric is None:
         return []
-    values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
+    values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in candidates}
     return rank_by(values, best.metric, best.mode)[: best.max]
 
 
-def _find_hourly(times: Mapping[str, float], hours: float, began: float) -> list[str]:
+def _find_hourly(times: Mapping[str, float], hours: float, first_save: float) -> list[str]:
     """Return the names of the checkpoints to keep permanently: the first of each period of `hours`, counted from the
     first save, except for the first period. tf.compat.v1.train.Saver does the same.
 
     Args:
       times: name -> time in seconds since 1970.
       hours: length of a period.
-      began: the time of the first save.
+      first_save: the time of the first save.
     """
     chosen = []
     last_period = 0
     for name in sorted(times, key=lambda name: times[name]):
-        passed = (times[name] - began) / (hours * 3600)
+        # Period 0 is the first. A checkpoint at the very end of a period belongs to it.
+        passed = (times[name] - first_save) / (hours * 3600)
         period = math.ceil(passed) - 1
         if period > last_period:
             chosen.append(name)

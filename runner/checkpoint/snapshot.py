@@ -84,13 +84,14 @@ class SnapshotMemory:
                 return tf.identity(tensor)  # into the host's memory
             buffer = self._buffers.get(key)
             source = _view_memory(tensor)
+            # Of a dtype without a view (strings), each copy is a new tensor.
             if buffer is None or source is None or not _is_alike(buffer, tensor):
                 buffer = tf.raw_ops.DeepCopy(x=tensor)
                 self._buffers[key] = buffer
                 return buffer
         target = _view_memory(buffer)
         assert target is not None
-        # Only this object and the writer of the last snapshot have ever used the tensor of this buffer.
+        # The buffer may be overwritten: only this object and the writer of the last snapshot have ever used its tensor.
         ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)
         return buffer
 
@@ -115,8 +116,9 @@ def not_finite(tensors: Mapping[str, Any]) -> list[str]:
         for part in tf.nest.flatten(value):
             if part.dtype in _FLOATS:
                 floats.append((name, part))
-    # All servers compute before the first is awaited.
+    # All sums are started before the first is awaited, so that servers compute at the same time.
     sums = [_compute_where_it_is(_sum_of_squares, part) for _, part in floats]
+    # Of these few, is_finite tells whether a value or only the sum is not finite.
     suspects = [named for named, total in zip(floats, sums, strict=True) if not math.isfinite(total)]
     names = [name for name, part in suspects if not _compute_where_it_is(_are_all_finite, part)]
     return list(dict.fromkeys(names))

@@ -60,28 +60,30 @@ class Vocabulary:
         Raises:
           ValueError: a vocabulary does not fit its variable, or a file is missing, is too short or has a token twice.
         """
-        tokens = _read_tokens(self.new_vocab, self.new_vocab_size)
+        new_tokens = _read_tokens(self.new_vocab, self.new_vocab_size)
         old_tokens = _read_tokens(self.old_vocab, self.old_vocab_size)
-        self._check(name, new, old, len(tokens), len(old_tokens))
-        places = {token: place for place, token in enumerate(old_tokens)}
-        pairs = [(place, places[token]) for place, token in enumerate(tokens) if token in places]
-        here, there = np.array(pairs, np.int64).reshape(-1, 2).T
-        return here, there
+        self._check(name, new, old, len(new_tokens), len(old_tokens))
+        places_of_old = {token: place for place, token in enumerate(old_tokens)}
+        pairs = [(place, places_of_old[token]) for place, token in enumerate(new_tokens) if token in places_of_old]
+        places_here, places_there = np.array(pairs, np.int64).reshape(-1, 2).T
+        return places_here, places_there
 
-    def _check(self, name: str, new: Sequence[int], old: Sequence[int], tokens: int, old_tokens: int) -> None:
+    def _check(self, name: str, new: Sequence[int], old: Sequence[int], num_tokens: int, num_old_tokens: int) -> None:
+        """Raise ValueError if the shapes `new` and `old` do not fit each other and the numbers of tokens."""
         what = f"the vocabulary of variable {name!r}"
-        if len(new) <= self.axis or new[self.axis] != tokens + self.num_oov_buckets:
+        if len(new) <= self.axis or new[self.axis] != num_tokens + self.num_oov_buckets:
             raise ValueError(
-                f"{what}: {self.new_vocab} has {tokens} tokens plus {self.num_oov_buckets} buckets, but the "
+                f"{what}: {self.new_vocab} has {num_tokens} tokens plus {self.num_oov_buckets} buckets, but the "
                 f"variable's shape is {list(new)} (axis {self.axis})."
             )
         others = np.delete(new, self.axis).tolist()
         old_others = np.delete(old, self.axis).tolist()
         if len(old) != len(new) or others != old_others:
             raise ValueError(f"{what}: its shape is {list(new)} here and {list(old)} in the checkpoint.")
-        if old[self.axis] < old_tokens:
+        # More rows than tokens are allowed: those of the old variable's buckets.
+        if old[self.axis] < num_old_tokens:
             raise ValueError(
-                f"{what}: {self.old_vocab} has {old_tokens} tokens, but the variable's shape in the checkpoint is "
+                f"{what}: {self.old_vocab} has {num_old_tokens} tokens, but the variable's shape in the checkpoint is "
                 f"{list(old)} (axis {self.axis})."
             )
 

@@ -105,15 +105,16 @@ def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values)
     """
     path = _find_checkpoint(settings.checkpoint, settings.words.checkpoint)
     source = Reader(path)
+    # Which variables to load, and under which names to look for them.
     candidates, skipped = _choose(settings, specs)
-    wanted: dict[str, str] = {}
+    names_to_find: dict[str, str] = {}
     used_rules = set[str]()
     for name in candidates:
-        wanted[name], rule = _apply_rename(name, settings.rename)
+        names_to_find[name], rule = _apply_rename(name, settings.rename)
         used_rules.add(rule)
     sources: dict[str, str] = {}
     not_found: dict[str, str] = {}
-    for name, name_there in wanted.items():
+    for name, name_there in names_to_find.items():
         found = _find_name(source, name_there)
         if found is None:
             not_found[name] = name_there
@@ -122,51 +123,56 @@ def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values)
     _check_rules(settings, specs, candidates, used_rules)
     _check_found(settings, source, sources, not_found)
     _check_shapes(settings, source, sources, specs)
+    # Variables without a vocabulary, all at once.
     shapes: dict[str, Sequence[int]] = {}
     entries: dict[str, tuple[str, tf.DType]] = {}
-    for name, there in sources.items():
+    for name, name_in_checkpoint in sources.items():
         if name not in settings.vocabularies:
-            shapes[name] = source.shape(there) or ()
-            entries[name] = source.entry(there)
+            shapes[name] = source.shape(name_in_checkpoint) or ()
+            entries[name] = source.entry(name_in_checkpoint)
     values.read(source.path, entries)
+    # Variables with a vocabulary, one by one.
     tokens: dict[str, int] = {}
-    for name, there in sources.items():
+    for name, name_in_checkpoint in sources.items():
         if name in entries:
             continue
-        tokens[name] = _load_tokens(settings.vocabularies[name], source, there, specs[name], values)
+        tokens[name] = _load_tokens(settings.vocabularies[name], source, name_in_checkpoint, specs[name], values)
         shapes[name] = specs[name].shape.as_list()
     return Loaded(source.path, sources, shapes, not_found, skipped, tokens)
 
 
-def _load_tokens(vocabulary: Vocabulary, source: Reader, there: str, spec: VariableSpec, values: Values) -> int:
+def _load_tokens(
+    vocabulary: Vocabulary, source: Reader, name_in_checkpoint: str, spec: VariableSpec, values: Values
+) -> int:
     """Load the rows or columns of the tokens that the checkpoint has, in parts; return the number of these tokens."""
     shape = tuple(spec.shape.as_list())
     axis = vocabulary.axis
-    here, at = vocabulary.places(spec.name, shape, source.shape(there) or ())
+    places_here, places_there = vocabulary.places(spec.name, shape, source.shape(name_in_checkpoint) or ())
     if vocabulary.initial is not None:
         # No name for the initial values: they are as large as the variable, and would be kept while it is loaded.
         values.assign({spec.name: tf.cast(vocabulary.initial(shape, spec.dtype.as_numpy_dtype), spec.dtype)})
-    # At once: TensorFlow 2.21 reads all of a tensor that is stored whole, also for one of its rows.
-    key, dtype = source.entry(there)
-    old = tensor_bundle.read_bundle(source.path, {key: dtype})[key]
-    number = len(here)
-    size = tensor_bundle.size_of(shape[1:], spec.dtype)
+    # The whole tensor: TensorFlow 2.21 reads all of a tensor that is stored whole, also for one of its rows.
+    key, dtype = source.entry(name_in_checkpoint)
+    old_values = tensor_bundle.read_bundle(source.path, {key: dtype})[key]
+    # With axis=0, only the rows of tokens are updated; with axis=1 all rows, of each the columns of tokens.
+    num_rows = len(places_here)
+    row_bytes = tensor_bundle.size_of(shape[1:], spec.dtype)
     if axis == 1:
-        number = int(old.shape[0])
-        size += 16 * len(here)  # a place is a row and a column, int64
-    step = max(1, tensor_bundle.PART_BYTES // max(1, size))
-    for first in range(0, number, step):
-        part = slice(first, first + step)
+        num_rows = int(old_values.shape[0])
+        row_bytes += 16 * len(places_here)  # of each column its place: a row and a column, int64
+    rows_per_piece = max(1, tensor_bundle.PART_BYTES // max(1, row_bytes))
+    for first in range(0, num_rows, rows_per_piece):
+        piece = slice(first, first + rows_per_piece)
         if axis == 0:
-            places = here[part, None]
-            found = tf.gather(old, at[part])
+            places = places_here[piece, None]
+            values_of_tokens = tf.gather(old_values, places_there[piece])
         else:
-            rows = np.arange(number)[part]
-            places = _pair_all(rows, here)
-            columns = tf.gather(old[part], at, axis=1)
-            found = tf.reshape(columns, [len(places), *shape[2:]])
-        values.update(spec.name, places, tf.cast(found, spec.dtype))
-    return len(here)
+            rows = np.arange(num_rows)[piece]
+            places = _pair_all(rows, places_here)
+            columns = tf.gather(old_values[piece], places_there, axis=1)
+            values_of_tokens = tf.reshape(columns, [len(places), *shape[2:]])
+        values.update(spec.name, places, tf.cast(values_of_tokens, spec.dtype))
+    return len(places_here)
 
 
 def _pair_all(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -198,24 +204,25 @@ def _find_checkpoint(where: str, setting: str) -> str:
     Raises:
       ValueError: there is none, or it is damaged, or its URL cannot be read.
     """
-    place = where
+    path_or_folder = where
     scheme = where.partition("://")[0]
     if is_url(where) and scheme not in tf.io.gfile.get_registered_schemes():
+        # A folder, and the name of a checkpoint in it if there is one: [folder] or [folder, name].
         folder, *checkpoint = re.split(r"/(?=[^/]*ckpt-\d+$)", where)
-        place = os.path.join(local_folder(f"{setting}=", folder, is_read=True), *checkpoint)
-    if not tf.io.gfile.isdir(place):
-        if not os.path.exists(f"{place}.index"):
+        path_or_folder = os.path.join(local_folder(f"{setting}=", folder, is_read=True), *checkpoint)
+    if not tf.io.gfile.isdir(path_or_folder):
+        if not os.path.exists(f"{path_or_folder}.index"):
             raise MissingCheckpointError(f"{setting}={where}: there is no such checkpoint or folder.")
-        damage = find_damage(place)
+        damage = find_damage(path_or_folder)
         if damage is not None:
             raise ValueError(f"{setting}={where}: {damage}.")
-        return place
-    if tf.io.gfile.exists(os.path.join(place, f"{_SAVED_MODEL}.index")):
-        return os.path.join(place, _SAVED_MODEL)
-    path = VerifiedCheckpoints(Path(place)).latest() or tf.train.latest_checkpoint(place)
-    if path is None:
+        return path_or_folder
+    if tf.io.gfile.exists(os.path.join(path_or_folder, f"{_SAVED_MODEL}.index")):
+        return os.path.join(path_or_folder, _SAVED_MODEL)
+    latest = VerifiedCheckpoints(Path(path_or_folder)).latest() or tf.train.latest_checkpoint(path_or_folder)
+    if latest is None:
         raise ValueError(f"{setting}={where}: there is no checkpoint in that folder.")
-    return str(path)
+    return str(latest)
 
 
 def _choose(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[list[str], dict[str, str]]:
@@ -246,7 +253,7 @@ def _why_skipped(settings: WarmStart, name: str, spec: VariableSpec, *, is_of_op
     if settings.include is None:
         return None
     is_included = any(re.fullmatch(pattern, name) for pattern in settings.include)
-    if not settings.include:
+    if not settings.include:  # []: only the variables with a vocabulary
         is_included = name in settings.vocabularies
     return None if is_included else "not in include"
 
@@ -257,25 +264,27 @@ def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
     Examples: `dense/kernel/Adam` and `beta1_power` (v1, tf_keras); `adam/dense_kernel_momentum` and `adam/iteration`
     (Keras 3).
     """
+    # v1 and tf_keras put slots below the variable, Keras 3 into the optimizer's folder. Such a folder is known by the
+    # variables `iteration` and `learning_rate` in it.
     weights = [name for name, spec in specs.items() if spec.trainable]
     others = [name for name, spec in specs.items() if not spec.trainable and not spec.local]
     folders_of_slots = tuple(f"{weight}/" for weight in weights)
     starts_of_slots = tuple(weight.replace("/", "_") + "_" for weight in weights)
     of_every_optimizer = ("iteration", "learning_rate")
-    optimizers = set()
+    folders_of_optimizers = set()
     for name in others:
         folder, _, last = name.rpartition("/")
         if last in of_every_optimizer:
-            optimizers.add(folder)
-    found = set()
+            folders_of_optimizers.add(folder)
+    names_of_state = set()
     for name in others:
         if name.startswith(folders_of_slots) or re.search(r"(^|/)beta[12]_power(_\d+)?$", name):  # v1 and tf_keras
-            found.add(name)
+            names_of_state.add(name)
         folder, _, last = name.rpartition("/")
         is_part = last.startswith(starts_of_slots) or last in of_every_optimizer
-        if is_part and folder and folder in optimizers:  # Keras 3
-            found.add(name)
-    return found
+        if is_part and folder and folder in folders_of_optimizers:  # Keras 3
+            names_of_state.add(name)
+    return names_of_state
 
 
 def _apply_rename(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
@@ -297,6 +306,12 @@ def _apply_rename(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candidates: list[str], used: set[str]) -> None:
+    """Raise ValueError if an entry of `include`, `vocabularies` or `rename` applies to no variable.
+
+    Args:
+      candidates: names of the variables to load.
+      used: the keys of `rename` that apply to one of them.
+    """
     words = settings.words
     names = [name for name, spec in specs.items() if not spec.local]
     for pattern in settings.include or ():
@@ -316,6 +331,12 @@ def _check_rules(settings: WarmStart, specs: Mapping[str, VariableSpec], candida
 
 
 def _check_found(settings: WarmStart, source: Reader, sources: Mapping[str, str], not_found: Mapping[str, str]) -> None:
+    """Raise ValueError if nothing is loaded, or if a variable is missing that must be there: one that the settings
+    name, or with `strict` any.
+
+    Args:
+      sources, not_found: as in `Loaded`.
+    """
     words = settings.words
     for name, wanted in not_found.items():
         is_named = name in (settings.include or ()) or name in settings.rename or name in settings.vocabularies
@@ -334,6 +355,7 @@ def _check_found(settings: WarmStart, source: Reader, sources: Mapping[str, str]
 def _check_shapes(
     settings: WarmStart, source: Reader, sources: Mapping[str, str], specs: Mapping[str, VariableSpec]
 ) -> None:
+    """Raise ValueError if variables have another shape in the checkpoint. Those with a vocabulary may."""
     words = settings.words
     there = source.names()
     wrong = []

@@ -63,12 +63,12 @@ class CheckpointWriter:
         self.model_dir = Path(model_dir)
         self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
         self._clock = clock
-        self._written = written
+        self._call_when_written = written
         self._keeps_input = keeps_input
         self._meta_graph = meta_graph
         self._last_meta = self.model_dir  # a folder until the first save: it cannot be linked
         self._is_mirrored = is_mirrored
-        self._warned = False
+        self._has_logged_input = False  # that the state of an input cannot be saved, or only in part
         self._folder: HeldFolder | None = None
         if self.model_dir.is_dir():
             self._folder = HeldFolder(self.model_dir)
@@ -105,15 +105,15 @@ class CheckpointWriter:
         """
         policy = datasets.external_state_policy(iterator)
         if policy is None or policy == _Policy.FAIL:
-            self._warn(error)
+            self._warn_of_input(error)
             return None
         try:
             state = serialize_iterator(iterator, policy)
-        except _NOT_SAVED as another:
-            self._warn(another)
+        except _NOT_SAVED as second_error:
+            self._warn_of_input(second_error)
             return None
-        if not self._warned:
-            self._warned = True
+        if not self._has_logged_input:
+            self._has_logged_input = True
             level = logging.INFO if policy == _Policy.IGNORE else logging.WARNING
             _log.log(
                 level,
@@ -197,11 +197,11 @@ class CheckpointWriter:
                 if not is_evaluated:
                     # Before the files are replaced, so that the new values never stand beside results of the old ones.
                     metrics = Path(f"{path}{manifest.METRICS}")
-                    for file in (find_runner_file(metrics), metrics):  # the one that an earlier version wrote, too
+                    for file in (find_runner_file(metrics), metrics):  # `metrics` is where an earlier version wrote it
                         file.unlink(missing_ok=True)
                 layout.publish(folder / name, self.model_dir)
                 self._last_meta = Path(f"{path}.meta")
-                self._written(path)
+                self._call_when_written(path)
             # After `publish`: the state file, which this writes, names only complete checkpoints.
             retention.expire(self.model_dir, name, self.keep)
             self._hold_folder()  # an error if model_dir was deleted meanwhile and created again
@@ -227,18 +227,22 @@ class CheckpointWriter:
         self._folder.check()
 
     def _write_files(self, path: Path, snapshot: Snapshot, inputs: Inputs) -> None:
+        """Write the files of a checkpoint to its path in the scratch folder: the bundle, the states of inputs, the
+        manifest and the graph.
+        """
         tensor_bundle.write_bundle(path, _tensors_of(snapshot))
-        kinds = {}
+        kinds_of_inputs = {}
         for worker, state in inputs.items():
             if state is None:
-                kinds[worker] = "skip"
+                kinds_of_inputs[worker] = "skip"
             elif isinstance(state, Path):
+                # Another worker has written it, to files whose names begin with a dot (`left_input`).
                 for file in state.parent.glob(f"{state.name}.*"):
                     os.replace(file, path.parent / file.name.removeprefix("."))
-                kinds[worker] = "saved"
+                kinds_of_inputs[worker] = "saved"
             elif self._write_input(input_path(path, worker), state, snapshot):
-                kinds[worker] = "saved"
-        manifest.write_manifest(path, snapshot.step, self._clock(), kinds, is_mirrored=self._is_mirrored)
+                kinds_of_inputs[worker] = "saved"
+        manifest.write_manifest(path, snapshot.step, self._clock(), kinds_of_inputs, is_mirrored=self._is_mirrored)
         if self._meta_graph:  # not in the manifest: a checkpoint whose graph is damaged or removed is as good as before
             try:
                 os.link(self._last_meta, f"{path}.meta")
@@ -258,10 +262,11 @@ class CheckpointWriter:
             f"checkpoint.keep_max={self.keep.newest}), and run the same command again to resume."
         )
 
-    def _warn(self, error: tf.errors.OpError) -> None:
-        if self._warned:
+    def _warn_of_input(self, error: tf.errors.OpError) -> None:
+        """Warn once that the state of an input cannot be saved, and what this means for a resumed run."""
+        if self._has_logged_input:
             return
-        self._warned = True
+        self._has_logged_input = True
         _log.warning(
             "The position in the training input cannot be saved: %s A resumed run will read and drop all batches "
             "up to its step before it continues. Datasets over files and arrays can be saved, but not "

@@ -75,7 +75,8 @@ def step_of(name: str) -> int | None:
 
 
 def checkpoint_of(file: str) -> str | None:
-    """Return the path of the checkpoint of which a file is a part; None: of none, or of one with a name of its own.
+    """Return the path of the checkpoint of which a file is a part; None: it is part of no checkpoint whose name begins
+    with PREFIX.
 
     Args:
       file: path of a file, which need not exist, in the folder of checkpoints or in RUNNER_FILES of it.
@@ -124,8 +125,8 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     damaged.
 
     First comes the latest checkpoint of the state file, then those with lower steps in descending order, then the
-    others. Files without an index are left from an interrupted save and are not a checkpoint, unless they are those of
-    the latest.
+    others. Files without an index are left from an interrupted save and are not a checkpoint, unless the state file
+    names them as the latest.
     """
     directory = Path(model_dir)
     latest = read_state(directory).latest
@@ -133,17 +134,19 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     names = [name for name in newest_first if (directory / f"{name}.index").exists()]
     ordered = []
     if latest:
-        is_there = bool(names)
-        if not is_there:
+        # Also if it has lost its index, which is then reported. But if no checkpoint is left, and of this one at most
+        # files in RUNNER_FILES, the user has deleted all of them.
+        tries_latest = bool(names)
+        if not tries_latest:
             files = groups(directory).get(latest, ())
-            is_there = any(os.sep not in file for file in files)  # not if only those in RUNNER_FILES are left
-        if is_there:
+            tries_latest = any(os.sep not in file for file in files)
+        if tries_latest:
             ordered.append(latest)
         step = step_of(latest)
         if step is not None:
             ordered += [name for name in names if (step_of(name) or 0) < step]
     ordered += names
-    return [str(directory / name) for name in dict.fromkeys(ordered)]
+    return [str(directory / name) for name in dict.fromkeys(ordered)]  # each once, at its first place
 
 
 def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sleep) -> str:
@@ -224,6 +227,7 @@ def publish(path: Path, directory: Path) -> None:
     (directory / index).unlink(missing_ok=True)
 
     def order(name: str) -> tuple[bool, bool, str]:
+        # The manifest comes last but one.
         return name == index, name.endswith(manifest.MANIFEST), name
 
     names = sorted(manifest.sizes_of(path), key=order)

@@ -38,7 +38,9 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def _is_manifest(manifest: Mapping[str, Any]) -> bool:
-    """Report whether a JSON object has what a manifest has; a damaged byte may have changed a name in it."""
+    """Report whether a JSON object has the keys of a manifest, with values of their types: a damaged byte may have
+    changed one.
+    """
     files: Any = manifest.get("files")
     inputs: Any = manifest.get("input", {})
     are_mappings = isinstance(files, dict) and isinstance(inputs, dict)
@@ -136,7 +138,8 @@ def what_is_missing(path: str | os.PathLike[str]) -> str | None:
         if f"{path.name}{MANIFEST}" in sizes:
             return f"{path.name}{MANIFEST} cannot be read"
         shards = _find_shards(path, sizes)
-        if not shards or len(shards) < int(shards[0].group(2)):  # the number of all is in each name
+        # The name of each data file has the number of all: .data-00000-of-00002.
+        if not shards or len(shards) < int(shards[0].group(2)):
             return f"a {path.name}.data file is missing"
         return None
     for name, facts in manifest["files"].items():
@@ -217,7 +220,8 @@ def sizes_of(path: Path) -> dict[str, int]:
     for file, place in files_in(path.parent):
         if file.startswith(f"{path.name}."):
             with contextlib.suppress(FileNotFoundError):
-                sizes[file] = os.stat(path.parent / place).st_size  # of two with a name that of `find_runner_file`
+                # If both folders have a file of this name, the one in RUNNER_FILES counts, as in `find_runner_file`.
+                sizes[file] = os.stat(path.parent / place).st_size
     return sizes
 
 
@@ -232,7 +236,7 @@ def files_in(directory: Path) -> list[tuple[str, str]]:
 
 
 def _find_shards(path: Path, files: Iterable[str]) -> list[re.Match[str]]:
-    """Return the matches of _SHARD with the data files of the bundle `path`, without those of its inputs."""
+    """Return the matches of _SHARD with the data files of the bundle `path`, without the data files of inputs."""
     matches = []
     for file in files:
         match = _SHARD.search(file)

@@ -114,7 +114,7 @@ def command_of(words: Sequence[str], starter: TaskStarter | None = None) -> Iter
     # Secrets are taken from the words as typed, because Hydra may report an error before there is a config.
     names = []
     for word in words:
-        names += _names_of_secrets(word)
+        names += _secrets_named_in(word)
     extend_secrets(names)
     # With this variable Hydra raises its errors, and the runner reports them. Without it Hydra prints and exits with 1.
     os.environ[FULL_ERROR] = "1"
@@ -145,7 +145,7 @@ class CommandLine:
         self.command = command
         self._arguments = arguments
         self.model_dir: Path | None = None
-        self._called = False
+        self._has_begun_a_job = False  # Hydra has called `run_job`: later errors are not of composing
         self._sweep_dir = ""
         self._composer: Composer | None = None  # as in the process of another launcher
         self._sweeper: Any = None
@@ -159,7 +159,7 @@ class CommandLine:
         Raises:
           HydraException, ConfigError: the config of a job cannot be composed.
         """
-        failed = True
+        failed = True  # until all jobs have run: the sweep is closed also after an error
         try:
             self._compose()
             failed = False
@@ -182,7 +182,7 @@ class CommandLine:
         Returns:
           The metric that a sweeper optimizes, if there is one.
         """
-        self._called = True
+        self._has_begun_a_job = True
         if self.command.error is not None:  # the sweep failed in an earlier job, so no further job is run
             return None
         try:
@@ -190,13 +190,16 @@ class CommandLine:
             wants_object = is_run and OmegaConf.select(composed, "run.output") == "json"
             with one_object(wants_object) as self.answer:
                 return self._run_job(composed)
-        except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
-            if self.command.is_copy:
+        except Exception as error:  # not raised, because Hydra would print the overrides, with their secrets
+            if self.command.is_copy:  # `_launch_jobs` raises it, in the process of the command
                 return error
             self.command.error = error
             return None
 
     def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
+        """As `run_job`. A mistake in the config of the job is printed; a job of a sweep is then refused, and the sweep
+        goes on.
+        """
         hydra_config = HydraConfig.get()
         directory = Path(hydra_config.runtime.output_dir)
         is_sweep = hydra_config.mode == RunMode.MULTIRUN
@@ -226,8 +229,10 @@ class CommandLine:
                 from runner.launch.sweeps.multirun import SweepJob
 
                 number = hydra_config.job.num
-                swept = SweepJob(number, name, settings, settings_id(composed), config, argv, notes)
-                return self.multirun.run(swept, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
+                sweep_job = SweepJob(number, name, settings, settings_id(composed), config, argv, notes)
+                return self.multirun.run(
+                    sweep_job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices
+                )
             if is_sweep and config.command == "dry_run":
                 self.multirun.list_job(hydra_config.job.num, name, directory)
                 _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
@@ -244,17 +249,18 @@ class CommandLine:
             self.answer |= {"status": "failed", "error": reason}
             if is_sweep:
                 refused = RefusedJob(directory, name, reason)
-                if self.command.is_copy:
+                if self.command.is_copy:  # the process of the command records it, in `_launch_jobs`
                     return refused
                 self.multirun.refuse(refused)
         return None
 
     def _count_jobs(self, composed: DictConfig) -> None:
-        """Tell the sweep what is known of its jobs when the first of them has been composed."""
+        """Tell the sweep how many jobs it has, and whether it only lists them, once the first has been composed."""
         self.multirun.only_lists = composed.get("command") == "dry_run"
         if self.multirun.total:
             return
-        batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
+        # Hydra's own sweeper has a list of the jobs' overrides for each launch. Optuna's sets `total` itself.
+        batches = getattr(self._sweeper, "overrides", None) or ()
         number = sum(len(batch) for batch in batches)
         self.multirun.total = number or None
 
@@ -263,11 +269,12 @@ class CommandLine:
         from runner.launch.sweeps.multirun import SEED, name_of_job, settings_of_job
 
         varied = [text for text in overrides if text != "command=dry_run"]
-        swept = {*(HydraConfig.get().sweeper.get("params") or ())}
+        # Keys that vary because of the config; `name_of_job` finds those of the command line.
+        keys_of_sweeper = {*(HydraConfig.get().sweeper.get("params") or ())}
         if OmegaConf.select(composed, "sweep.seeds"):  # Optuna's sweeper sets run.seed
-            swept.add(SEED)
-        name = name_of_job(self.command.argv, varied, swept, listed)
-        settings = settings_of_job(self.command.argv, varied, swept, listed)
+            keys_of_sweeper.add(SEED)
+        name = name_of_job(self.command.argv, varied, keys_of_sweeper, listed)
+        settings = settings_of_job(self.command.argv, varied, keys_of_sweeper, listed)
         return name, settings
 
     def _answer_of_environment(self, config: Config, *, is_sweep: bool) -> None:
@@ -327,13 +334,13 @@ class CommandLine:
             config = self._composer.compose(given.overrides, is_sweep=given.multirun)
             check_composed(config, self.command.argv)
             folders = list(_overrides_of_folders(config, self.command.env))
-            if folders:
+            if folders:  # composed once more, as if they had been typed
                 config = self._composer.compose([*given.overrides, *folders], is_sweep=given.multirun)
             self._launch(config)
             if self.command.error is not None:
                 raise self.command.error
         except (OSError, AssertionError, ValueError, RecursionError) as error:
-            if self._called or isinstance(error, (HydraException, *MISTAKES)):
+            if self._has_begun_a_job or isinstance(error, (HydraException, *MISTAKES)):
                 raise
             mistake = _mistake_behind(error, self.command.argv)
             if not mistake:
@@ -359,6 +366,7 @@ class CommandLine:
                 sys.stdout.write(self._masked_information(text))
 
     def _masked_information(self, printed: str) -> str:
+        """Return what Hydra has printed, with secrets masked."""
         given = self._arguments
         try:
             # Hydra does not hand out the config that it has printed.
@@ -430,8 +438,8 @@ class CommandLine:
 
 
 def _mistake_behind(error: Exception, argv: Sequence[str]) -> str:
-    """Return what is wrong with a command line, if Hydra or OmegaConf says it by an error that is no mistake; '': the
-    error is a bug.
+    """Return in words the user's mistake in a command line that made Hydra or OmegaConf raise an error of another kind
+    than MISTAKES; '': it was no mistake, but a bug.
     """
     command = " ".join(argv)
     if isinstance(error, OSError):
@@ -441,14 +449,15 @@ def _mistake_behind(error: Exception, argv: Sequence[str]) -> str:
             f"cannot compose {command}: the defaults of a file lead back to this file, "
             "directly or over other files. Remove one of the entries."
         )
-    if str(error).startswith("Unexpected type"):  # of OmegaConf 2.3
+    if str(error).startswith("Unexpected type"):  # an AssertionError of OmegaConf 2.3
         return f"cannot compose {command}: a key is set below a key that is null."
     if isinstance(error, AssertionError):
         return ""
     if str(error).startswith("Config group override"):
         typed = " ".join(groups_without_option(argv))
         return f"{typed}: {error}. A group takes the name of one of its files: strategy=mirrored."
-    # A word whose error names no key; flags that cannot be combined: --resolve alone.
+    # Other ValueErrors: of a word whose error names no key, or of flags that cannot be combined, such as --resolve
+    # alone.
     return str(misfit_typed(argv) or f"{error}.")
 
 
@@ -507,20 +516,21 @@ def _show_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool)
 
 
 def _overrides_of_folders(config: DictConfig, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield further overrides that say where the command works.
+    """Yield overrides for the folders of the command that the config leaves open, and begin to send those of a sweep
+    in an object store.
 
     Raises:
       ConfigError: the folder of a sweep cannot be there, or another sweep is running there.
     """
     is_sweep = config.hydra.mode == RunMode.MULTIRUN
-    taken = {}
+    chosen = {}
     for key, folder in _offered_folders(config, env, is_sweep=is_sweep).items():
         if OmegaConf.select(config, key) is None:
-            taken[key] = folder
+            chosen[key] = folder
             yield f"{key}='{folder}'"
     if not is_sweep:
         return
-    sweep_dir = taken.get("sweep.dir", config.sweep.dir)
+    sweep_dir = chosen.get("sweep.dir", config.sweep.dir)
     if is_url(sweep_dir):
         folder = _begin_sweep_in_store(config, sweep_dir, env)
         yield f"hydra.sweep.dir='{folder}'"
@@ -558,7 +568,7 @@ def _begin_sweep_in_store(config: DictConfig, url: str, env: Mapping[str, str]) 
     return folder
 
 
-def _names_of_secrets(word: str) -> list[str]:
+def _secrets_named_in(word: str) -> list[str]:
     """Return the names that an override of `run.secrets` lists."""
     key, _, value = word.lstrip("+").partition("=")
     if key != "run.secrets":
@@ -608,7 +618,7 @@ def _check_job(job: ComposedJob, hydra_config: Any) -> Config:
             file = file_with(error.key, hydra_config.runtime.choices)
         if file is None or not job.declared:
             raise
-        # Unless the command line has set another value than the file.
+        # The file is named only if the value is the one that it declares: the command line may have set another.
         is_of_file = OmegaConf.select(job.composed, error.key) == schema.value_at(job.declared, error.key)
         if not is_of_file:
             raise
@@ -669,21 +679,23 @@ def _parse(job: ComposedJob, values: Mapping[str, Any], saved: Mapping[str, Any]
 
 
 def _with_secrets(job: ComposedJob, chosen: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values `chosen` with all secrets in run.secrets: its own, those of the job and of the saved config."""
-    settings = chosen.get("run")
-    if not isinstance(settings, dict):
+    """Return the values `chosen` with further entries in run.secrets: those of the job and of the saved config. Invalid
+    values are returned as they are, and reported when they are parsed.
+    """
+    run_settings = chosen.get("run")
+    if not isinstance(run_settings, dict):
         return chosen
-    listed = settings.get("secrets")
+    listed = run_settings.get("secrets")
     if not isinstance(listed, list | None):
         return chosen
-    given = listed or []
-    # What was secret in the config of the run stays so, whatever this command lists.
-    before = secret_keys.entries_of(schema.value_at(saved, LIST))
-    added = dict.fromkeys([*before, *job.secrets])
-    further = [entry for entry in added if entry not in given]
+    already_listed = listed or []
+    # What was secret in the config of the run stays secret, whatever this command lists.
+    listed_in_run = secret_keys.entries_of(schema.value_at(saved, LIST))
+    added = dict.fromkeys([*listed_in_run, *job.secrets])
+    further = [entry for entry in added if entry not in already_listed]
     if not further:
         return chosen
-    return {**chosen, "run": {**settings, "secrets": [*given, *further]}}
+    return {**chosen, "run": {**run_settings, "secrets": [*already_listed, *further]}}
 
 
 def _check_params(job: ComposedJob, values: Mapping[str, Any], saved: Mapping[str, Any] | None, config: Config) -> None:
@@ -693,6 +705,7 @@ def _check_params(job: ComposedJob, values: Mapping[str, Any], saved: Mapping[st
     if saved is None:
         check_declared_params(job.overrides, job.declared, values)
         return
+    # Of the command line only the chosen groups, such as model=mnist, declare params.
     groups = [text for text in job.overrides if "." not in text.partition("=")[0]]
     declared = saved_config.changed_by(saved, job.declared, groups)
     check_declared_params(job.overrides, declared, schema.to_tree(config))
@@ -714,12 +727,12 @@ def _check_sweep(config: Config) -> None:
 def _check_functions(config: Config) -> None:
     """Raise UserCodeError if a function or class that the config names does not exist."""
     named = list(config.functions())
-    for function in named:
+    for function in named:  # its config key, dotted name and default
         if not config.run.inline:
             hint = " Or compute the run in the notebook's own process: run.inline=true."
             user_code.check_importable(*function, hint)
         user_code.locate(*function)
-    if not named:
+    if not named:  # such a command is not tracked
         return
     for tracker in config.tracking.classes():
         user_code.check_importable(*tracker)  # a tracker has a process of its own, also with run.inline
@@ -790,10 +803,10 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
         )
     if is_url(config.export.dir) and found.has_evaluator:
         raise NotAllowed(f"export.dir={config.export.dir}: the evaluator, on another host, cannot export there.")
-    # SageMaker's folder for checkpoints is one of each host.
+    # On SageMaker each host has a folder for checkpoints of its own.
     is_in_checkpoints = f"{config.model_dir}/".startswith(f"{managed_jobs.CHECKPOINTS}/")
-    is_own = found.source == "sagemaker" and is_in_checkpoints
-    if not config.model_dir or is_own:
+    is_folder_of_this_host = found.source == "sagemaker" and is_in_checkpoints
+    if not config.model_dir or is_folder_of_this_host:
         raise NotSet(
             f"model_dir is not set to a shared folder, and this process is {found.cluster.name} of a cluster "
             f"({found.why}), whose tasks share one. Set the same model_dir for all of them: s3://..., gs://... or "

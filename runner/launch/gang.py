@@ -141,7 +141,7 @@ class Gang:
           stops: a sequence that grows when a stop is requested; a request that comes while tasks start reaches all of
             them.
         """
-        self._begin(tasks)
+        self._reset(tasks)
         for task in tasks:
             try:
                 self._running[task] = self.start(task)
@@ -175,9 +175,10 @@ class Gang:
         for process in list(self._running.values()):
             process.kill()
 
-    def _begin(self, tasks: Sequence[Task]) -> None:
-        self._ending: GangResult | None = None
-        self._deadlines: dict[Task, float] = {}
+    def _reset(self, tasks: Sequence[Task]) -> None:
+        """Set the state of a start in which no task runs yet."""
+        self._ending: GangResult | None = None  # how this gang ends; None: nothing has decided that
+        self._deadlines: dict[Task, float] = {}  # task -> when it is killed
         now = time.monotonic()
         self._checked_at = now
         self._looks_around_at = now
@@ -196,11 +197,12 @@ class Gang:
         for task, process in list(self._running.items()):
             code = process.wait(0)
             monitor = process.monitor
-            if has_slept:
+            if has_slept:  # this process could not hear them
                 monitor.forgive()
             silent_secs = monitor.silent_secs()
             if code is not None:
                 self._end(task, code)
+            # Also those that are nearly silent too long: `_end_silent` chooses among all that fell silent together.
             elif silent_secs > self._longest_silence(now) - 2 * PERIOD_SECS:
                 silences[task] = silent_secs
             elif now > self._deadlines.get(task, float("inf")):
@@ -210,16 +212,16 @@ class Gang:
                 self.asked_to_stop.add(task.place.name)
                 self.ask_to_stop()
             elif not self._has_others:
-                self._tell_of_silence(silent_secs)
+                self._say_if_silent(silent_secs)
         if max(silences.values(), default=0.0) > self._longest_silence(now):
             self._end_silent(silences)
         if now >= self._looks_around_at:
             self._looks_around_at = now + LOOK_SECS
-            self._check_elsewhere()
+            self._look_around()
         if self._joining and now > self._join_until:
             self._check_joined()
 
-    def _check_elsewhere(self) -> None:
+    def _look_around(self) -> None:
         """End this gang if something outside of it is a reason to."""
         elsewhere = self.look_around()
         if elsewhere is None or self._ending is not None:
@@ -229,15 +231,16 @@ class Gang:
         self._end_others(elsewhere)
 
     def _longest_silence(self, now: float) -> float:
-        """Return the seconds without a heartbeat after which a task is killed."""
+        """Return the seconds without a heartbeat after which a task is killed; infinity: it is not killed for that."""
         if self._has_others:
             return self.freeze_secs or SILENCE_SECS
+        # A task alone that is known to be silent and was asked to stop does not stop: the user wants it to end.
         ignores_stop = self._is_silent and now - self._asked_at > FROZEN_GRACE_SECS
         if ignores_stop:
             return SAID_SILENCE_SECS
         return self.freeze_secs or float("inf")
 
-    def _tell_of_silence(self, silent_secs: float) -> None:
+    def _say_if_silent(self, silent_secs: float) -> None:
         """Print a message when a task for which no other task waits freezes, and when it runs again.
 
         The task is not killed, because it may be in a debugger, or the laptop may have slept; the user decides.
@@ -262,8 +265,9 @@ class Gang:
         self._remove(task)
         if code == FINISHED:
             if task.place.is_chief:  # the evaluator, if any, gets the last checkpoint from the chief before this
+                # The evaluator may take longer, to evaluate this checkpoint.
                 others = [other for other in self._running if other.place.task_type != "evaluator"]
-                self._limit(SAVE_SECS, others)
+                self._limit_time(SAVE_SECS, others)
             return
         name = task.place.name if self._has_others else "the task"
         reason = reason or _REASONS.get(code) or describe_exit(code)
@@ -274,6 +278,7 @@ class Gang:
                 self._running[task] = self.start(task)
                 return
             self._end_others(ending)
+        # Of several tasks that end, the one whose end is most likely the cause of the others' decides.
         if self._ending is None or rank_of(ending.code) < rank_of(self._ending.code):
             self._ending = ending
 
@@ -282,16 +287,17 @@ class Gang:
         of seconds.
         """
         if ending.code != INTERRUPTED:
-            self._limit(0, [task for task in self._running if task.place.is_server])
+            # At once: nothing is saved, for which servers would be needed.
+            self._limit_time(0, [task for task in self._running if task.place.is_server])
             self._ending = ending
-        elif not self._deadlines:
+        elif not self._deadlines:  # else the others already end
             self.ask_to_stop()
         settle_secs = SETTLE_SECS
         if ending.code == INTERRUPTED:
             settle_secs = SAVE_SECS
         elif ending.code == -signal.SIGKILL:
             settle_secs = NOTICE_SECS
-        self._limit(settle_secs, self._running)
+        self._limit_time(settle_secs, self._running)
 
     def _end_silent(self, silences: Mapping[Task, float]) -> None:
         """Kill one of the tasks that send no heartbeats; the others may only wait for it.
@@ -301,6 +307,7 @@ class Gang:
         """
         # A coordinator waits for a frozen worker in TensorFlow, and sends no heartbeats: the worker goes first.
         task = max(silences, key=lambda task: (is_replaceable(task.place), silences[task]))
+        # The others may have been silent only because they waited for this task.
         for process in self._running.values():
             process.monitor.forgive()
         self._kill_frozen(task, silences[task])
@@ -323,16 +330,18 @@ class Gang:
             self._remove(task)
 
     def _remove(self, task: Task) -> None:
+        """Kill what is left of a task, and do not watch it any more."""
         process = self._running.pop(task)
-        process.kill()  # also kills processes that the task may have left behind
+        process.kill()  # also a task that has ended: it may have left processes behind
         process.close()
 
-    def _limit(self, secs: float, tasks: Iterable[Task]) -> None:
-        """Limit the time in which these tasks must end by themselves."""
+    def _limit_time(self, secs: float, tasks: Iterable[Task]) -> None:
+        """Limit the time in which these tasks must end by themselves. A task that has a limit keeps it."""
         for task in tasks:
             self._deadlines.setdefault(task, time.monotonic() + secs)
 
     def _check_joined(self) -> None:
+        """End this gang if a task has not connected to the others in the time that it had for that."""
         joined = self.joined()  # once for all tasks: it reads the journals of all of them
         missing = []
         for task in self._joining:
@@ -347,4 +356,4 @@ class Gang:
         """End all tasks, because those that are missing cannot be started."""
         names = ", ".join(task.place.name for task in missing)
         self._ending = GangResult(FAILED, missing[0].place, f"{names} {reason}", did_not_start=True)
-        self._limit(0, self._running)
+        self._limit_time(0, self._running)

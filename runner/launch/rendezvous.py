@@ -6,10 +6,11 @@ gather, go (all start their tasks) or ended. Every other supervisor answers in i
 and generation that it answers, and a nonce that identifies its process. A `go` names the nonces of the processes that
 it is meant for, so files of earlier runs or killed supervisors have no effect.
 
-A message has the addresses of all tasks, and a supervisor heeds only those of its own cluster, which has the chief and
-itself at the same addresses: another one may run in the folder, whose lock or lease its chief has, or may have died
-there. One that has the chief at the same address, but others elsewhere, was told of another cluster than the chief (by
-TF_CONFIG): it answers that, and the first start fails. Later it does not count, as it may be one of new machines.
+A message has the addresses of all tasks. A supervisor heeds only messages of its own cluster, which have the chief and
+itself at the addresses that it knows: another cluster may run in the folder, whose lock or lease its chief has, or may
+have died there. A supervisor that knows the chief at the same address, but other tasks elsewhere, was told of another
+cluster than the chief (by TF_CONFIG). It answers that, and the first start fails. In later starts that answer does not
+count, as the supervisor may be on one of new machines.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Answer:
         than the chief.
       reason: for lost, failed and differs, the reason in words.
       code: exit code of its task if it failed or was lost.
-      beat: when it was sent, on a clock of its own: another number in each message.
+      beat: when it was sent, on the clock of its sender. It differs in each message, which shows that the sender is
+        alive.
     """
 
     run: str = ""
@@ -106,8 +108,8 @@ class Rendezvous:
     def gather(
         self, generation: int, stops: Sequence[int], gradient_accumulation: int | None = None
     ) -> GangResult | None:
-        """Wait until all are ready or a stop is requested, and return None; or return the reason why they never will
-        be.
+        """Wait until all supervisors are ready or a stop is requested, and return None; or return the reason why they
+        never will be ready.
 
         Args:
           generation, gradient_accumulation: those of this start, as in `RunRecord`.
@@ -166,10 +168,11 @@ class LeaderRendezvous(Rendezvous):
                 other = Cluster(role, index, place.tasks)
                 if other != place:
                     self._others[other.name] = other
+        # The evaluator of TF_CONFIG need not be among the addresses, and it may join at any time.
         names = dict.fromkeys((*self._others, EVALUATOR))
-        self._turns = itertools.cycle(names)
-        self._num_read = min(len(names), READ_AT_ONCE)
-        self._read: dict[str, Answer] = {}  # as of the last turn of each
+        self._names_in_turn = itertools.cycle(names)
+        self._num_read_at_once = min(len(names), READ_AT_ONCE)
+        self._last_answers: dict[str, Answer] = {}  # task name -> its answer when its file was last read
         self._call = Call(run=secrets.token_hex(8), tasks=place.tasks)
 
     def gather(
@@ -177,14 +180,14 @@ class LeaderRendezvous(Rendezvous):
     ) -> GangResult | None:
         is_first = not self._call.generation
         patience = self._timeout_secs
-        if not is_first:
+        if not is_first:  # the platform may be replacing a machine
             patience = max(patience, REPLACED_SECS)
         self._say(generation=generation, phase="gather", nonces={}, gradient_accumulation=gradient_accumulation)
         until = self._clock() + patience
         while not stops:
             answers = self._read_answers()
             failed = super().look() or self._find_failure(answers)
-            if failed is None and is_first:
+            if failed is None and is_first:  # later, a task that differs may be one of new machines
                 failed = self._find_difference()
             missing = [other for name, other in self._others.items() if name not in answers]
             if failed is not None or not missing:
@@ -200,8 +203,8 @@ class LeaderRendezvous(Rendezvous):
 
     def look(self) -> GangResult | None:
         answers = self._read_answers()
-        # All of them, since this also admits new supervisors.
-        endings = [self._take(name, answer) for name, answer in answers.items()]
+        # All answers, not only those up to the first that ends the tasks: this also admits new supervisors.
+        endings = [self._admit_or_judge(name, answer) for name, answer in answers.items()]
         failed = super().look() or self._find_failure(answers)
         if failed is not None:
             return failed
@@ -242,12 +245,15 @@ class LeaderRendezvous(Rendezvous):
     def end(self, code: int) -> None:
         self._say(phase="ended", code=code)
 
-    def _take(self, name: str, answer: Answer) -> GangResult | None:
-        """Return what the answer of another supervisor means while tasks run. A new supervisor is admitted."""
+    def _admit_or_judge(self, name: str, answer: Answer) -> GangResult | None:
+        """Return the event that the answer of another supervisor reports while tasks run; None: there is none.
+
+        A supervisor that joins late is admitted: its nonce is added to the message of this one.
+        """
         place = self._place_of(name)
-        known = self._call.nonces.get(name)
-        is_another = known != answer.nonce
-        if known is None or (is_another and is_replaceable(place)):
+        known_nonce = self._call.nonces.get(name)
+        is_another = known_nonce != answer.nonce
+        if known_nonce is None or (is_another and is_replaceable(place)):
             self._say(nonces={**self._call.nonces, name: answer.nonce})
         elif is_another:
             # A task is killed with its supervisor.
@@ -259,29 +265,36 @@ class LeaderRendezvous(Rendezvous):
         return None
 
     def _find_failure(self, answers: Mapping[str, Answer]) -> GangResult | None:
+        """Return the failure that the first failed task reports; None: no task has failed."""
         for name, answer in answers.items():
             if answer.state == "failed":
                 return GangResult(answer.code or FAILED, self._place_of(name), f"{name}: {answer.reason}")
         return None
 
     def _read_answers(self) -> dict[str, Answer]:
-        """Read the next answers in turn. Return task name -> the last answer seen, if it is to the current message of
-        this supervisor; others are left out.
+        """Read the files of the next tasks in turn. Return task name -> its last answer, of all tasks.
+
+        An answer to an earlier message of this supervisor is left out. So is one of a task that was told of another
+        cluster: it does not take part.
         """
-        for name in itertools.islice(self._turns, self._num_read):
-            self._read[name] = read_dataclass(Answer, _answer_file(self._folder, name))
+        for name in itertools.islice(self._names_in_turn, self._num_read_at_once):
+            self._last_answers[name] = read_dataclass(Answer, _answer_file(self._folder, name))
         found = {}
-        for name, answer in self._read.items():
+        for name, answer in self._last_answers.items():
             if _are_of_same_start(answer, self._call) and answer.state != "differs":
                 found[name] = answer
         return found
 
     def _find_difference(self) -> GangResult | None:
-        """Return what a task says that knows other tasks than the chief; the chief need not know it."""
-        answers = dict(self._read)
+        """Return the failure that a task reports because it was told of another cluster than the chief. The task need
+        not be one of the chief's.
+        """
+        answers = dict(self._last_answers)
         for path in sorted((self._folder / PEERS_FOLDER).glob("*.json")):
-            name = path.stem.replace("-", ":")
-            if name not in self._others and name != EVALUATOR:  # those that the chief knows are read in turn
+            name = _task_of_file(path)
+            # `_read_answers` reads those that the chief knows. The evaluator is one of them, though not in `_others`.
+            is_read_in_turn = name in self._others or name == EVALUATOR
+            if not is_read_in_turn:
                 answers[name] = read_dataclass(Answer, path)
         for name, answer in answers.items():
             if answer.state == "differs" and _are_of_same_start(answer, self._call):
@@ -293,6 +306,7 @@ class LeaderRendezvous(Rendezvous):
         return self._others.get(name, Cluster(role, int(index or 0), self._place.tasks))
 
     def _say(self, **changes: Any) -> None:
+        """Change fields of this supervisor's message, and write it for the others."""
         self._call = replace(self._call, **changes)
         write_json(self._folder / CALL_FILE, asdict(self._call))
 
@@ -322,10 +336,10 @@ class FollowerRendezvous:
         self._folder = meeting_place(model_dir)
         self._timeout_secs = timeout_secs
         self._nonce = secrets.token_hex(8)
-        self._answered = Call()
-        self._followed = Call()
-        self._difference = ""  # to the tasks that the chief of the answered call knows
-        self._told = 0.0
+        self._answered = Call()  # the last message that was answered
+        self._followed = Call()  # the last message for which the task was started
+        self._difference_to_chief = ""  # to the tasks that the chief of the answered message knows
+        self._told_at = 0.0  # when the last answer was written
         (self._folder / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
@@ -380,40 +394,43 @@ class FollowerRendezvous:
             size = sum(len(addresses) for addresses in call.tasks.values())
             chief = _address_of_chief(call)
             reason += f" Another cluster, of {size} tasks with the chief {chief}, runs there or was killed."
-        if self._difference:
-            reason += f" The last one that called knows other tasks: {self._difference}."
+        if self._difference_to_chief:
+            reason += f" The last one that called knows other tasks: {self._difference_to_chief}."
         return reason
 
     def _tell_difference(self, call: Call) -> None:
-        """Tell the chief if it knows other tasks than this process.
+        """Tell the chief if its message has other tasks than this process knows.
 
         Raises:
-          ConfigError: it does, and has ended the run for that. One that was killed earlier never does.
+          ConfigError: the message has, and the chief has ended the run because of that. A chief that was killed earlier
+            never ends its run.
         """
-        if self._difference and call.phase == "ended" and call.run == self._answered.run:
+        if self._difference_to_chief and call.phase == "ended" and call.run == self._answered.run:
             raise ConfigError(
-                f"{self._place.name} knows other tasks than the chief: {self._difference}. Give all tasks the same "
-                "cluster in TF_CONFIG."
+                f"{self._place.name} knows other tasks than the chief: {self._difference_to_chief}. Give all tasks the "
+                "same cluster in TF_CONFIG."
             )
         has_our_chief = bool(self._place.tasks) and _address_of_chief(call) == _address_of_chief(self._place)
         if not has_our_chief or not self._is_unanswered(call):
             return
-        self._difference = self._place.difference_to(call.tasks)
-        if self._difference:
+        self._difference_to_chief = self._place.difference_to(call.tasks)
+        if self._difference_to_chief:
             self._answered = call
-            reason = f"it knows other tasks than the chief: {self._difference}"
+            reason = f"it knows other tasks than the chief: {self._difference_to_chief}"
             self._write("differs", reason, USER_ERROR)
 
     def look(self) -> GangResult | None:
-        """Return an event from the chief that ends the task; None: there is none."""
-        if self._place.is_evaluator:
+        """Return an event from the chief that ends the task; None: there is none. The evaluator's supervisor also
+        repeats its message when that is due.
+        """
+        if self._place.is_evaluator:  # the chief waits for it without end while it shows that it is alive
             beat_secs = min(BEAT_SECS, self._timeout_secs / 4)
-            if self._clock() - self._told > beat_secs:
+            if self._clock() - self._told_at > beat_secs:
                 self.tell("ready")
         call = self._as_of_our_chief(self._last_call())
         if self._has_ended(call):
             return GangResult(PEER_LOST, self._place, "the run has ended")
-        # Also if another cluster goes on with the run.
+        # A message without a run counts, too: then another cluster goes on with the run.
         if call.phase and not _are_of_same_start(call, self._followed):
             return GangResult(PEER_LOST, self._place, "all tasks are started again")
         return None
@@ -425,16 +442,18 @@ class FollowerRendezvous:
             self._write(state, reason, code)
 
     def _write(self, state: str, reason: str, code: int) -> None:
-        self._told = self._clock()
+        self._told_at = self._clock()
         call = self._answered
-        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told)
+        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told_at)
         write_json(_answer_file(self._folder, self._place.name), asdict(answer))
 
     def _last_call(self) -> Call:
         return read_dataclass(Call, self._folder / CALL_FILE)
 
     def _as_of_our_chief(self, call: Call) -> Call:
-        """Return a message; if it is of another cluster's chief, as that of no run."""
+        """Return `call` as it is if it is from the chief of this cluster. Else return it without its run, so that it
+        is not answered.
+        """
         # An evaluator's TF_CONFIG may have no cluster.
         if not self._place.tasks or self._place.is_in(call.tasks):
             return call
@@ -468,4 +487,10 @@ def _are_of_same_start(message: Call | Answer, call: Call) -> bool:
 
 
 def _answer_file(folder: Path, name: str) -> Path:
+    """Return the file with the answer of the supervisor of the task `name`."""
     return folder / PEERS_FOLDER / f"{name.replace(':', '-')}.json"
+
+
+def _task_of_file(path: Path) -> str:
+    """Return the name of the task whose `_answer_file` is `path`."""
+    return path.stem.replace("-", ":")

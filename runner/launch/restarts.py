@@ -49,7 +49,7 @@ class Restarts:
     last: str | None = None
     lost_workers: list[dict[str, Any]] = field(default_factory=list, init=False)
     _in_a_row: int = field(default=0, init=False)
-    _step: int | None = field(default=None, init=False)
+    _step_at_last_restart: int | None = field(default=None, init=False)
 
     def allow(self, ending: GangResult, *, alone: bool = False) -> bool:
         """Report whether the lost tasks are to be started again, after a pause; log and note the restart.
@@ -59,7 +59,7 @@ class Restarts:
           alone: only the lost task is started again; the others continue.
         """
         step = latest_step(self.model_dir)
-        if step != self._step:
+        if step != self._step_at_last_restart:  # there is a newer checkpoint: the run has made progress
             self._in_a_row = 0
         if self.stops or not self.limit:
             return False
@@ -68,12 +68,12 @@ class Restarts:
                 f"runner: {ending.reason}; all restarts (cluster.max_restarts={self.limit}) were used without progress"
             )
             return False
-        self._step = step
+        self._step_at_last_restart = step
         self._in_a_row += 1
         what = f"all tasks are started again from {_describe_step(step)}"
         if alone:
             what = "only this task is started again"
-        self._tell(ending, step, f"{what} (restart {self._in_a_row} of {self.limit})")
+        self._note(ending, step, f"{what} (restart {self._in_a_row} of {self.limit})")
         until = time.monotonic() + pause_secs(self._in_a_row)
         while not self.stops and time.monotonic() < until:
             time.sleep(GLANCE_SECS)
@@ -84,7 +84,7 @@ class Restarts:
 
         Args:
           ending: how the tasks ended.
-          settings: those of the next start.
+          settings: the cluster's settings in the next start.
         """
         step = latest_step(self.model_dir)
         left = settings.num_workers
@@ -97,7 +97,7 @@ class Restarts:
         }
         self.lost_workers.append(loss)
         what = f"the run goes on from {_describe_step(step)} with one worker less: {counted(left, 'worker')} left"
-        self._tell(ending, step, f"{what} (cluster.min_workers={settings.min_workers})", workers=left)
+        self._note(ending, step, f"{what} (cluster.min_workers={settings.min_workers})", workers=left)
 
     def go_on_in_parts(self, ending: GangResult, number: int) -> None:
         """Log and note that all tasks start again with smaller micro-batches. Such restarts have no limit: each has
@@ -109,9 +109,9 @@ class Restarts:
         """
         step = latest_step(self.model_dir)
         what = f"all tasks are started again from {_describe_step(step)} with train.gradient_accumulation={number}"
-        self._tell(ending, step, what, gradient_accumulation=number)
+        self._note(ending, step, what, gradient_accumulation=number)
 
-    def _tell(self, ending: GangResult, step: int | None, what: str, **settings: int) -> None:
+    def _note(self, ending: GangResult, step: int | None, what: str, **settings: int) -> None:
         """Log and note a restart.
 
         Args:
@@ -123,7 +123,7 @@ class Restarts:
         self.total += 1
         self.last = f"{ending.reason}; {what}"
         self.say(f"runner: {self.last}")
-        # supervisor-worker-1; the chief's has no name.
+        # supervisor-worker-1; supervisor for the chief's, whose name is ''.
         role = f"supervisor-{self.name}".replace(":", "-").rstrip("-")
         journal = Journal(journal_path(self.model_dir, role))
         journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total, **settings)

@@ -43,10 +43,10 @@ def listed_in(composed: DictConfig, env: Mapping[str, str]) -> list[str]:
     """
     entries = entries_of(OmegaConf.select(composed, LIST, throw_on_resolution_failure=False))
     values = list(_values_of(composed, entries))
-    read: set[str] = set()
+    variables: set[str] = set()
     for value in values:
-        read |= value.read
-    entries += [f"${name}" for name in sorted(read)]
+        variables |= value.variables
+    entries += [f"${name}" for name in sorted(variables)]
     search = _Search(entries, env, values)
     for value in values:
         entries += search.entries_for(value)
@@ -66,9 +66,9 @@ def entries_of(written: Any) -> list[str]:
     if not isinstance(written, list | ListConfig):
         return []
     entries: list[str] = []
-    for place in range(len(written)):
+    for index in range(len(written)):
         with suppress(OmegaConfBaseException):  # an interpolation to nothing
-            entry = written[place]
+            entry = written[index]
             if isinstance(entry, str):
                 entries.append(entry)
     return entries
@@ -81,14 +81,14 @@ class _Value:
     Attributes:
       key: the full key.
       value: the value; a mapping or list only if it was made of variables.
-      read: names of the secret variables that were read for it.
-      is_taken: it was written as an interpolation.
+      variables: names of the secret variables that were read for it.
+      is_interpolation: it was written as an interpolation.
     """
 
     key: str
     value: Any
-    read: frozenset[str]
-    is_taken: bool
+    variables: frozenset[str]
+    is_interpolation: bool
 
 
 class _Search:
@@ -106,7 +106,7 @@ class _Search:
         self._variables = {name: env.get(name, "") for name in names}
         typed: set[str] = set()
         for value in values:
-            if not value.read:
+            if not value.variables:
                 typed |= secrets_of(value.value, self._listed, value.key)
         self._typed = typed - self._listed.values
 
@@ -115,28 +115,29 @@ class _Search:
         if isinstance(value.value, hidden_by(value.key, self._listed)):
             return []
         text = str(value.value)
-        there = [name for name, secret in self._variables.items() if has_one_of([secret], text)]
+        variables_in_text = [name for name, secret in self._variables.items() if has_one_of([secret], text)]
         has_typed = self._has_typed(value, text)
-        if not (value.read or there or has_typed):
+        if not (value.variables or variables_in_text or has_typed):
             return []
-        # Then what the variables hold can be masked in the text; else the whole value is.
-        is_of_variables = isinstance(value.value, str) and not has_typed
-        has_all = value.read.issubset(there)
-        is_as_it_is = all(self._variables[name] in text for name in there)
-        if is_of_variables and has_all and is_as_it_is:
-            variables = ",".join(f"${name}" for name in sorted(there))
+        # If the text has the values of all its variables unchanged, and no other secret, only these values are masked.
+        # Else the whole text is: a variable may be in it in another form, such as decoded.
+        is_of_variables_only = isinstance(value.value, str) and not has_typed
+        has_all_variables = value.variables.issubset(variables_in_text)
+        are_unchanged = all(self._variables[name] in text for name in variables_in_text)
+        if is_of_variables_only and has_all_variables and are_unchanged:
+            variables = ",".join(f"${name}" for name in sorted(variables_in_text))
             return [f"{value.key}={variables}"]
         return [value.key]
 
     def _has_typed(self, value: _Value, text: str) -> bool:
         """Report whether a text has a secret that stands elsewhere in the config."""
-        if value.is_taken and text in self._typed:
+        if value.is_interpolation and text in self._typed:
             return True
         sought = self._typed
-        if not value.is_taken:
+        if not value.is_interpolation:
             # A short one only where the text was taken from its key: as a word it has other meanings elsewhere.
             sought = {secret for secret in self._typed if len(secret) >= SHORTEST_TYPED}
-        # What looks like a secret is masked anywhere, such as the password of a URL.
+        # Without what is masked under any key because it looks like a secret, such as the password of a URL.
         return has_one_of(sought, mask_text(text, ()))
 
 
@@ -146,11 +147,11 @@ def _values_of(composed: DictConfig, entries: Collection[str]) -> Iterator[_Valu
         yield from _values_below(composed, "", entries, read)
 
 
-def _values_below(node: Container, at: str, entries: Collection[str], read: list[str]) -> Iterator[_Value]:
+def _values_below(node: Container, node_key: str, entries: Collection[str], read: list[str]) -> Iterator[_Value]:
     """Yield the values below `node`.
 
     Args:
-      at: the full key of the node, which OmegaConf does not know of a node that an interpolation leads to.
+      node_key: the full key of the node, which OmegaConf does not know of a node that an interpolation leads to.
       read: the list of `_noting_variables`.
     """
     if node._is_none() or node._is_missing():
@@ -159,19 +160,19 @@ def _values_below(node: Container, at: str, entries: Collection[str], read: list
     if isinstance(node, ListConfig):
         names = range(len(node))
     for name in names:
-        key = f"{at}.{name}".removeprefix(".")
+        key = f"{node_key}.{name}".removeprefix(".")
         read.clear()
         try:
-            value = node[name]
+            value = node[name]  # OmegaConf evaluates it, and adds the variables to `read`
         except OmegaConfBaseException:  # reported when the config is checked
             continue
         if value is None or key == LIST:
             continue
-        secret = frozenset(variable for variable in read if _is_secret(variable, entries))
+        variables = frozenset(variable for variable in read if _is_secret(variable, entries))
         if not isinstance(value, Container):
-            yield _Value(key, value, secret, OmegaConf.is_interpolation(node, name))
-        elif secret:
-            yield _Value(key, OmegaConf.to_container(value), secret, is_taken=True)
+            yield _Value(key, value, variables, OmegaConf.is_interpolation(node, name))
+        elif variables:  # a resolver has built the mapping or list from them
+            yield _Value(key, OmegaConf.to_container(value), variables, is_interpolation=True)
         else:
             yield from _values_below(value, key, entries, read)
 
@@ -200,8 +201,8 @@ def _noting_variables() -> Iterator[list[str]]:
 
 # --- what Hydra prints of a config ------------------------------------------------------------------------------------
 
-_COMMENT = re.compile(r"((?:#[^\n]*\n)*)(.*)", re.DOTALL)
-"""The comments before YAML, such as `# @package model`, and the YAML."""
+_COMMENT_AND_BODY = re.compile(r"((?:#[^\n]*\n)*)(.*)", re.DOTALL)
+"""The comments before YAML, and the YAML. Before a mapping or list of `--package`, Hydra prints `# @package model`."""
 
 
 class PrintedConfig:
@@ -232,20 +233,22 @@ class PrintedConfig:
           printed: what Hydra printed.
           package: the key of which Hydra printed the value; None, `_global_`: the whole config.
         """
-        at = (package or "").replace("_global_", "")
-        comment, body = _COMMENT.fullmatch(printed).groups()  # type: ignore[union-attr]
-        if at and not comment:  # the value of a key that is no group
+        key = (package or "").replace("_global_", "")
+        comment, body = _COMMENT_AND_BODY.fullmatch(printed).groups()  # type: ignore[union-attr]
+        is_tree = not key or bool(comment)
+        if not is_tree:  # a single value, which Hydra prints without a comment
             value = body.strip()
-            return f"{self._shown(value, masked(value, self._listed, at))}\n"
+            return f"{self._show_text(value, masked(value, self._listed, key))}\n"
         tree = OmegaConf.to_container(OmegaConf.create(body), resolve=False)
-        # Keys that are listed because of what they stand for say nothing of an interpolation that is shown.
-        names = SecretList(self._listed.names, {}, self._listed.values)
-        shown = self._tree(tree, masked(tree, self._listed, at), masked(tree, names, at))
+        # Hydra prints `${oc.env:TOKEN}` itself, not its value. So a text with an interpolation is masked only if the
+        # name of its key is secret, not if its full key is listed for its value.
+        listed_without_paths = SecretList(self._listed.names, {}, self._listed.values)
+        shown = self._show_tree(tree, masked(tree, self._listed, key), masked(tree, listed_without_paths, key))
         if shown == tree:
             return printed
         return comment + OmegaConf.to_yaml(OmegaConf.create(shown))
 
-    def _tree(self, tree: Any, by_list: Any, by_name: Any) -> Any:
+    def _show_tree(self, tree: Any, by_list: Any, by_name: Any) -> Any:
         """Return the tree as it is shown.
 
         Args:
@@ -253,19 +256,25 @@ class PrintedConfig:
           by_name: the tree, with only those masked whose key names a secret.
         """
         if isinstance(tree, dict):
-            return {name: self._tree(value, by_list[name], by_name[name]) for name, value in tree.items()}
+            return {name: self._show_tree(value, by_list[name], by_name[name]) for name, value in tree.items()}
         if isinstance(tree, list):
-            return [self._tree(*values) for values in zip(tree, by_list, by_name, strict=True)]
+            return [self._show_tree(*values) for values in zip(tree, by_list, by_name, strict=True)]
         if not isinstance(tree, str):
             return by_list
-        if REFERENCE.fullmatch(tree):
-            return self._shown(tree, tree)
+        if REFERENCE.fullmatch(tree):  # nothing but an interpolation
+            return self._show_text(tree, tree)
         if "${" in tree:
-            return self._shown(tree, by_name)
-        return self._shown(tree, by_list)
+            return self._show_text(tree, by_name)
+        return self._show_text(tree, by_list)
 
-    def _shown(self, value: str, shown: Any) -> Any:
-        """Return a text that is masked, without secrets of other keys; an override of the command line as such."""
+    def _show_text(self, value: str, shown: Any) -> Any:
+        """Return the text `shown`, with the secrets of other keys masked in it, too.
+
+        Args:
+          value: the text as it is in the config.
+          shown: the text with the secrets of its own key masked.
+        """
+        # A list of overrides has texts such as `tracking.password=abc`, whose key is in the text.
         if shown == value and "=" in value:
             shown = masked_override(value, self._listed)
         return mask_text(str(shown), self._texts)

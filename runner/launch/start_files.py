@@ -55,9 +55,10 @@ class EarlierFiles:
     def __init__(self, model_dir: Path, notes: Mapping[str, str]) -> None:
         paths = [model_dir / name for name in _OF_A_START]
         paths += [model_dir / NOTES_FOLDER / name for name in notes]
-        # It decides how the run ended, so it is the last to be put back: until then this start has not undone itself.
+        # The last file to be put back, because it says how the run ended: a process that is killed before that has not
+        # undone its start.
         paths.append(model_dir / RUN_FILE)
-        self._known: dict[Path, tuple[bytes, os.stat_result] | None] = {}
+        self._known: dict[Path, tuple[bytes, os.stat_result] | None] = {}  # path -> contents and status; None: no file
         for path in paths:
             self._known[path] = None
             if path.is_file():

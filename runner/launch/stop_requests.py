@@ -61,10 +61,11 @@ class StopRequests:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        # Handlers of the program around this command, such as submitit's, which queues the job again.
         handled_before = [number for number in NOTICES if callable(self._before.get(number))]
         self._before = {}
         for number in handled_before:
-            if number in self.came:  # submitit's handler, which queues the job again: now that the run has saved
+            if number in self.came:  # they get the signal when the run has saved
                 signal.raise_signal(number)
 
     @contextmanager
@@ -96,6 +97,7 @@ class StopRequests:
         self.came.append(number)
         # A closed terminal sends SIGHUP twice: from the kernel and from the shell.
         is_second = len(self.came) > 1 and number != signal.SIGHUP
+        # SIGALRM: the minute of `_ask` is over.
         if number == signal.SIGALRM or is_second:
             for process in self._watched:
                 process.kill()

@@ -170,7 +170,7 @@ def _detect_place(config: Config, env: Mapping[str, str]) -> tuple[Cluster | Non
 
 @dataclass
 class Supervisor:
-    """The supervisor of one run; in a cluster whose tasks were started from outside, that of the chief.
+    """The supervisor of one run; in a cluster whose tasks were started from outside, the chief's supervisor.
 
     A start that trains writes config.yaml, run.json, summary.json and `.hydra` before its tasks start. Its journal says
     what the run is, and at the end how it ended; processes of their own send that to the trackers. If the folder has a
@@ -226,7 +226,7 @@ class Supervisor:
         lock model_dir -> note the start -> run the tasks, whose journals are shipped -> choose the outcome
         -> write how the run ended -> unlock -> wait until everything is shipped -> print the summary
         """
-        # Before the folder is made.
+        # Asked before the folder is made.
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
         self.folder = HeldFolder(self.model_dir)
@@ -240,7 +240,7 @@ class Supervisor:
         finally:
             if self.context.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
                 shipping.close(self.stops.came)
-            # Last, because trackers note in the folder what they have. A sweep closes them at its end.
+            # The mirrors last, because trackers note in the folder what they have. A sweep closes mirrors at its end.
             unsent = []
             if self.context.parent is None:
                 unsent = [mirror.close(self.stops.came) for mirror in mirrors]
@@ -276,23 +276,23 @@ class Supervisor:
         wait_for_tasks(self.model_dir, tasks_here)
         if self.place is None:  # otherwise tasks on other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
-        # Before this start writes anything: the earlier one may have been killed while it wrote how it ended.
+        # Before this start writes anything: the earlier start may have been killed while it wrote how it ended.
         settle(self.model_dir)
-        earlier = self._note_start()
+        earlier_summary = self._note_start()
         journals = Journals(self.model_dir).mark()  # before the first line of this start
         self._tell_start(shipping)
         tasks = self._build_tasks(self.file, self.record)
-        code = FAILED
+        code = FAILED  # what the other supervisors are told if an error is raised here
         change = ""
         try:
-            # It ends before the end of the run is noted, after which trackers take nothing.
+            # These recorders end before the end of the run is noted, after which trackers take nothing.
             with self._measuring_host(), self._recording_code():
                 outcome = self._run_recorded(tasks, journals)
-            self._keep_of_earlier(outcome, earlier)
+            self._keep_of_earlier(outcome, earlier_summary)
             is_unfinished = self.trains and outcome.code != FINISHED
             is_over_early = is_unfinished and not journals.events("first_step")
             if is_over_early and self._is_mistake(outcome, journals):
-                # First, because its processes write into the folder.
+                # Before the folder is removed, because the processes of `shipping` write into it.
                 shipping.drop()
                 start_files.remove_folder(self.model_dir)
                 change = "removed"
@@ -300,7 +300,7 @@ class Supervisor:
                 self._restore(self._earlier_files, outcome)
                 change = "unchanged"
             else:
-                outcome = self._write_end(outcome, earlier)
+                outcome = self._write_end(outcome, earlier_summary)
             code = outcome.code
         finally:
             tasks.rendezvous.end(code)
@@ -336,6 +336,7 @@ class Supervisor:
         """
         if not self._is_provisional or outcome.code != USER_ERROR:
             return False
+        # With WANTS_RUN, user code has imported MLflow, and may have recorded something in the MLflow run.
         return not journals.events(WANTS_RUN) and layout.latest_checkpoint(self.model_dir) is None
 
     def run_unrecorded(self) -> Outcome:
@@ -361,34 +362,40 @@ class Supervisor:
     def _why_lost(self, error: OSError) -> str:
         try:
             self.folder.check()
-        except FolderLostError as lost:  # `error` may be what came of it: a file that is not there any more
+        except FolderLostError as lost:  # then `error` may only say that a file in the folder is missing
             return str(lost)
         return f"model_dir={self.config.model_dir} cannot be written: {error}"
 
     # --- before -------------------------------------------------------------------------------------------------------
 
     def _note_start(self) -> dict[str, Any]:
-        """Write the config of the tasks, and return the summary of the previous start."""
+        """Write the files that a start writes before its tasks: the config, run.json, and if it trains the summary and
+        `.hydra`. Draw the seed, and report what has changed in the config.
+
+        Returns:
+          The summary of the previous start.
+        """
         self.record = RunRecord.read(self.model_dir)
         if self.trains and layout.latest_checkpoint(self.model_dir) is not None:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
-        saved = self.model_dir / saved_config.FILE if self.trains else self.file
-        before = saved_config.read_left(saved)
-        self._draw_seed(before)
+        config_file = self.model_dir / saved_config.FILE if self.trains else self.file
+        config_before = saved_config.read_left(config_file)
+        self._draw_seed(config_before)
         if self.trains:
-            self.record.gradient_accumulation = self._begin_accumulation(before)
-        # After the seed is drawn, which the config of the earlier start has, too, and before that config is replaced.
-        self._say_changes(before)
-        earlier = read_summary(self.model_dir / SUMMARY_FILE)
+            self.record.gradient_accumulation = self._begin_accumulation(config_before)
+        # After the seed is drawn, or null would be shown as a change of the earlier seed. Before the config is
+        # replaced.
+        self._say_changes(config_before)
+        earlier_summary = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:
             self.record.begin(STILL_RUNNING.status)
             start_files.write_notes(self.model_dir, self.notes)
             write_summary(self.model_dir, self._summary_of(STILL_RUNNING))
         self.record.save(self.model_dir)
         schema.save(self.config, self.file)
-        return earlier
+        return earlier_summary
 
-    def _draw_seed(self, before: Mapping[str, Any]) -> None:
+    def _draw_seed(self, config_before: Mapping[str, Any]) -> None:
         """Draw one seed for all tasks and all starts of a run with `run.seed=null`.
 
         Otherwise each task would draw its own, and several workers would read the same data in different orders.
@@ -400,14 +407,14 @@ class Supervisor:
             seed = self.record.drawn_seed
         else:
             # Without a record, which may have been damaged, the seed stands in the config of the earlier start.
-            seed = schema.value_at(before, "run.seed")
+            seed = schema.value_at(config_before, "run.seed")
         if seed is None:
             seed = randbits(schema.SEED_BITS)
         if self.trains:  # a command that only reads the run does not set its seed
             self.record.drawn_seed = seed
         self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
-    def _begin_accumulation(self, before: Mapping[str, Any]) -> int | None:
+    def _begin_accumulation(self, config_before: Mapping[str, Any]) -> int | None:
         """Return the number of micro-batches with which this start begins; None: the config has it.
 
         A resumed run begins with the number that it has come to, unless its batches or replicas are others by now.
@@ -415,18 +422,18 @@ class Supervisor:
         if not self.config.train.finds_accumulation:
             return None
         known = self.record.gradient_accumulation
-        now = schema.to_tree(self.config)
+        config_now = schema.to_tree(self.config)
         for key in _OF_MICRO_BATCHES:
-            if schema.value_at(before, key) != schema.value_at(now, key):
+            if schema.value_at(config_before, key) != schema.value_at(config_now, key):
                 known = None
         return known or 1
 
-    def _say_changes(self, before: Mapping[str, Any]) -> None:
-        """Report the differences if a run is resumed with another config than `before`."""
-        if self.config.run.progress == "off" or not before:
+    def _say_changes(self, config_before: Mapping[str, Any]) -> None:
+        """Report the differences if a run is resumed with another config than `config_before`."""
+        if self.config.run.progress == "off" or not config_before:
             return
         try:
-            parsed = parsing.parse(before)
+            parsed = parsing.parse(config_before)
         except ValueError:  # written by another version; it is about to be replaced
             return
         changes = differences(schema.to_tree(parsed), schema.to_tree(self.config))
@@ -437,7 +444,7 @@ class Supervisor:
     def _tell_start(self, shipping: Shipping) -> None:
         """Note in the journal what this run is, for the trackers."""
         tracking = self.config.tracking
-        # Of how it is tracked, the params have the backend alone.
+        # How the run is tracked is no param of the training; only the backend is shown.
         shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
         params = schema.flatten(masked(schema.to_tree(shown), self.listed))
         url = remote_dir(self.model_dir)
@@ -465,12 +472,12 @@ class Supervisor:
             is_provisional=self._is_provisional,
             generation=generation,
         )
-        # `ship` reads them.
+        # Before `ship`, whose process reads these settings.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
         shipping.ship(self.model_dir)
 
     def _measuring_host(self) -> AbstractContextManager[object]:
-        """Return a context beside which the use of this host is recorded, if that is asked for."""
+        """Return a context during which the use of this host is recorded, if that is asked for."""
         tracking = self.config.tracking
         is_asked_for = tracking.system_metrics and tracking.has_mlflow
         if not (self.trains and is_asked_for):
@@ -481,7 +488,7 @@ class Supervisor:
         return HostMetrics(self.model_dir, self.env, host)
 
     def _recording_code(self) -> AbstractContextManager[object]:
-        """Return a context beside which the code of this start is recorded, if it trains."""
+        """Return a context during which the code of this start is recorded, if it trains."""
         if not self.trains or not self.config.run.code:
             return nullcontext()
         began = None
@@ -500,6 +507,12 @@ class Supervisor:
         )
 
     def _build_tasks(self, file: Path, record: RunRecord) -> RestartingGang:
+        """Return the tasks of this run, with what restarts them and the supervisors of tasks on other hosts.
+
+        Args:
+          file: the config from which the tasks run.
+          record: counts the starts.
+        """
         prefix = self.context.prefix
         limit = self.config.max_restarts
         if self.config.command in schema.UNRECORDED_COMMANDS:
@@ -543,7 +556,8 @@ class Supervisor:
         from runner.task import main
 
         os.environ.update(model_source.environment(self.config.model, {}))
-        # The command line sets it for Hydra. Unless the user set it, a mistake is reported as one message.
+        # The command line sets FULL_ERROR for Hydra. Unless the user has set it, it is not set while the task runs, so
+        # that a mistake is reported as one message.
         set_for_hydra = None
         if FULL_ERROR not in self.env:
             set_for_hydra = os.environ.pop(FULL_ERROR, None)
@@ -558,16 +572,17 @@ class Supervisor:
         return GangResult(code, ALONE)
 
     def _run_recorded(self, tasks: RestartingGang, journals: Journals) -> Outcome:
-        """Run the tasks and return the outcome, that of an evaluator elsewhere included."""
+        """Run the tasks, wait for an evaluator that was started elsewhere, and return the outcome of all of them."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.context.prefix)
         is_refusal = ending.code == USER_ERROR and bool(ending.reason)
         if is_refusal and not journals.events("error"):
-            # Another host's supervisor refused its config: no task has printed that here.
+            # The supervisor of another host has refused its config, so no task here has printed the reason.
             say(f"{self.context.prefix}runner: {ending.reason}")
         outcome = self._outcome_after(ending, journals)
         has_finished = self.trains and ending.code == FINISHED
         if has_finished and self._has_evaluator_elsewhere:
+            # Before the wait: this tells the evaluator that no further checkpoint comes.
             with suppress(OSError):  # `_write_end`, which comes next, reports the problem with the folder
                 self.folder.check()
                 tell_training_ended(self.model_dir, outcome.status, self.record.generation)
@@ -588,6 +603,7 @@ class Supervisor:
         return outcome
 
     def _outcome_after(self, ending: GangResult, journals: Journals) -> Outcome:
+        """Return the outcome of tasks that ended in this way, with the facts that their journals have."""
         lines = journals.events_of()  # also from the evaluator, which has the last checkpoint's metrics
         for event in ("exported", "result"):
             lines += journals.events(event).get("evaluator", ())
@@ -596,30 +612,30 @@ class Supervisor:
 
     # --- after --------------------------------------------------------------------------------------------------------
 
-    def _keep_of_earlier(self, outcome: Outcome, earlier: Mapping[str, Any]) -> None:
+    def _keep_of_earlier(self, outcome: Outcome, earlier_summary: Mapping[str, Any]) -> None:
         """Add results of earlier starts: exports that still exist and, if this command only reads the run (such as
         evaluate), the results of training.
         """
         facts = outcome.facts
         if not self.trains:
             for name in _OF_TRAINING:
-                if facts.get(name) is None and earlier.get(name):
-                    facts[name] = earlier[name]
-        exports = dict.fromkeys([*earlier.get("exports", []), *facts.get("exports", [])])
+                if facts.get(name) is None and earlier_summary.get(name):
+                    facts[name] = earlier_summary[name]
+        exports = dict.fromkeys([*earlier_summary.get("exports", []), *facts.get("exports", [])])
         facts["exports"] = [path for path in exports if Path(path).is_dir()]
 
-    def _write_end(self, outcome: Outcome, earlier: Mapping[str, Any]) -> Outcome:
+    def _write_end(self, outcome: Outcome, earlier_summary: Mapping[str, Any]) -> Outcome:
         """Write how this start ended. Return the outcome, failed if a file cannot be written."""
         record = self.record if self.trains else None
         try:
             self.folder.check()  # a folder made anew, perhaps by an event writer, contains nothing of the run
-            write_end(self.model_dir, self._end_of(outcome, earlier), record)
+            write_end(self.model_dir, self._end_of(outcome, earlier_summary), record)
             return outcome
         except OSError as error:
             if outcome.code != FAILED or not isinstance(error, StorageError):  # else the task has reported it
                 self.say_lost(error)
             failed = Outcome(FAILED, "failed", self._why_lost(error), outcome.facts)
-        end = self._end_of(failed, earlier)
+        end = self._end_of(failed, earlier_summary)
         with suppress(FolderLostError):
             self.folder.check()
             try:
@@ -629,18 +645,18 @@ class Supervisor:
                     write_end(self.model_dir, dataclasses.replace(end, summaries={}))
         return failed
 
-    def _end_of(self, outcome: Outcome, earlier: Mapping[str, Any]) -> RunEnd:
+    def _end_of(self, outcome: Outcome, earlier_summary: Mapping[str, Any]) -> RunEnd:
         """Return the end of this start, with its summaries, files and exports.
 
         Args:
-          earlier: the summary of the previous start.
+          earlier_summary: the summary of the previous start.
         """
         summary = self._summary_of(outcome)
         summaries = {SUMMARY_FILE: summary}
         if not self.trains:  # the status of this command is not the status of the run
             summaries = {
                 f"summary.{self.config.command}.json": summary,
-                SUMMARY_FILE: after_reading(earlier, summary),
+                SUMMARY_FILE: after_reading(earlier_summary, summary),
             }
         end = RunEnd(
             outcome.status,
@@ -673,7 +689,9 @@ class Supervisor:
         return tags | self._tag_of_accumulation()
 
     def _tag_of_accumulation(self) -> dict[str, str]:
-        """Return the tag with the number of micro-batches, if the supervisor finds it; else a param has it."""
+        """Return the tag with the number of micro-batches if the supervisor finds that number; {} if the config has it,
+        which is then a param.
+        """
         number = self.record.gradient_accumulation
         if number is None or not self.trains:
             return {}
@@ -707,6 +725,7 @@ class Supervisor:
         return [dataclasses.asdict(model) for model in models]
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
+        """Return the contents of summary.json for an outcome, without secrets."""
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
         summary = summary_of(outcome, self.config, run_id, self.secrets, self.context.settings_id)
         number = self.record.gradient_accumulation or self.config.train.first_accumulation
@@ -723,14 +742,14 @@ class Supervisor:
         """Print the summary as a user reads it.
 
         Args:
-          change: as of `_run_alone`.
+          change: what became of the folder, as `_run_alone` returns it.
         """
         shown = dict(summary)
         shown["resume"] = None
         if outcome.code == INTERRUPTED:
             shown["resume"] = self._resume_command()
         if not self.trains:
-            # Those of the training that it reads.
+            # The summary has these from the training of the run, which this command only reads.
             shown["steps_per_sec"] = None
             shown["input_bound"] = None
         if self.config.strategy.name == "parameter_server":
@@ -799,7 +818,7 @@ class Supervisor:
 
 
 def _ran_out_of_memory(journals: Journals) -> bool:
-    """Report whether a step of training ran out of memory with which the run has failed."""
+    """Report whether the run has failed because a step of training ran out of memory."""
     for errors in journals.events("error").values():
         if errors[-1].get("out_of_memory"):
             return True
@@ -807,7 +826,7 @@ def _ran_out_of_memory(journals: Journals) -> bool:
 
 
 def _describe_losses(summary: Mapping[str, Any]) -> str | None:
-    """Return when and why which workers were lost for good, and how many were left; None: none."""
+    """Return for each worker that was lost for good when and why, and how many were left; None: none was lost."""
     losses = []
     for loss in summary["lost_workers"]:
         losses.append("{time} at step {step}: {reason}, {left} left".format(**loss))

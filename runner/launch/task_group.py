@@ -100,7 +100,7 @@ class RestartingGang:
                 if ending.code == INTERRUPTED:
                     names = self._asked_to_stop(gang, journals)
                     return replace(ending, reason=", ".join(sorted(names)))
-                if not self._goes_on(ending, journals):
+                if not self._prepare_restart(ending, journals):
                     return ending
                 self.launch.begin_again()
                 self.record.generation += 1
@@ -112,6 +112,7 @@ class RestartingGang:
         return self.config.command in TRAINING_RUNS
 
     def _build_gang(self, starter: TaskStarter, journals: Journals) -> Gang:
+        """Return a gang without tasks, whose looks around also report slow workers and end it with the cluster."""
         watch = StragglerWatch(self.restarts.model_dir, lambda text: say(f"{self.prefix}{text}"))
 
         def look_around() -> GangResult | None:
@@ -129,7 +130,9 @@ class RestartingGang:
         )
 
     def _result_without_a_step(self, place: Cluster) -> GangResult:
-        """Return the result of a start that was stopped before its tasks started: that of a task without a step."""
+        """Return the result of a start that was stopped before its tasks started: failed if it trains and there is no
+        checkpoint to resume from, else interrupted. A task that is stopped before its first step ends in the same way.
+        """
         has_nothing = self._trains and latest_step(self.restarts.model_dir) is None
         code = FAILED if has_nothing else INTERRUPTED
         return GangResult(code, place)
@@ -142,16 +145,22 @@ class RestartingGang:
             return gang.asked_to_stop
         return journals.events("asked_to_stop")  # a single task that was asked has noted that itself
 
-    def _goes_on(self, ending: GangResult, journals: Journals) -> bool:
-        """Report whether all tasks are to be started again, after a pause; log and note the restart."""
-        if self._goes_on_in_parts(ending, journals):
+    def _prepare_restart(self, ending: GangResult, journals: Journals) -> bool:
+        """Report whether all tasks are to be started again. If so, first log and note the restart, and wait as long as
+        it has to wait.
+        """
+        if self._prepare_restart_in_parts(ending, journals):
             return True
         if ending.is_loss and self.restarts.allow(ending):
             return True
-        return self._goes_on_without(ending)
+        return self._prepare_restart_without(ending)
 
-    def _goes_on_in_parts(self, ending: GangResult, journals: Journals) -> bool:
-        """Report whether the run goes on with smaller micro-batches, because a step ran out of memory."""
+    def _prepare_restart_in_parts(self, ending: GangResult, journals: Journals) -> bool:
+        """If a step ran out of memory, set a larger number of micro-batches for the next start and log it.
+
+        Returns:
+          Whether the number was set, so that all tasks are to be started again.
+        """
         number = self.record.gradient_accumulation
         if ending.code != OUT_OF_MEMORY or number is None or self.stops.came:
             return False
@@ -160,13 +169,18 @@ class RestartingGang:
         assert larger is not None, "the task has smaller micro-batches, as its exit code says"
         self.tried.append(number)
         self.record.gradient_accumulation = larger
-        if self.place in (None, ending.place):  # else the supervisor of that task has said it
+        # The journals here have the error of a task of this supervisor. The supervisor of another one has sent it.
+        if self.place in (None, ending.place):
             ending = replace(ending, reason=reason_of(ending, journals))
         self.restarts.go_on_in_parts(ending, larger)
         return True
 
-    def _goes_on_without(self, ending: GangResult) -> bool:
-        """Report whether the run goes on with one worker less, as if it was started again with that number."""
+    def _prepare_restart_without(self, ending: GangResult) -> bool:
+        """If the run may go on with one worker less, set that number for the next start and log it.
+
+        Returns:
+          Whether the number was set, so that all tasks are to be started again.
+        """
         settings = self.config.cluster
         least = settings.min_workers or settings.num_workers
         is_gang = self.config.strategy.name == "multi_worker" and self.place is None
@@ -175,12 +189,15 @@ class RestartingGang:
         can_go_on = is_gang and is_of_a_worker and settings.num_workers > least
         if self.stops.came or not can_go_on:
             return False
-        # Its file keeps the full number, with which a later start of the same command begins again.
+        # The config's file keeps the full number, with which a later start of the same command begins again.
         self.config = replace(self.config, cluster=replace(settings, num_workers=settings.num_workers - 1))
         self.restarts.go_on_without(ending, self.config.cluster)
         return True
 
     def _build_tasks(self) -> list[Task]:
+        """Return the tasks of the next start. If the chief writes to this terminal, say there that TensorFlow is being
+        imported.
+        """
         if self.place is None:
             # Each start uses new ports, because the old ones may stay in use for a while.
             places = local_places(self.config)
@@ -222,7 +239,8 @@ def task_env(
       generation, gradient_accumulation: those of this start of the run, as in `RunRecord`.
     """
     of_task = {**_QUIET, **env, GENERATION: str(generation)}
-    # `env` has both if it is that of a task whose code starts another run. A user's TF_CONFIG is in `place` already.
+    # `env` may be the environment of a task whose code starts another run, and then has the variables of that task. A
+    # TF_CONFIG of the user is in `place` already.
     of_task.pop("TF_CONFIG", None)
     of_task.pop(FOUND_ACCUMULATION, None)
     if place.tf_config:
@@ -241,6 +259,7 @@ def task_env(
 def say_errors(journals: Journals, prefix: str = "") -> None:
     """Print the errors of all tasks, each error once, except those that the chief has printed."""
     errors = journals.events("error")
+    # A task with QUIET_ERRORS prints nothing, and its event has the lines as `said`. The chief prints its own error.
     shown = {line["error"] for line in errors.get("chief", ())}
     for task, lines in errors.items():
         for line in lines:

@@ -68,7 +68,7 @@ class TaskStarter:
         self._renews = renews
         self._command = command
         self._env: Mapping[str, str] = {}
-        self._packages: Sequence[int] = ()
+        self._packages: Sequence[int] = ()  # when packages were last changed, as the server was started
         self.server: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._lock = threading.Lock()  # of all of these: jobs of a sweep run in threads
@@ -76,10 +76,10 @@ class TaskStarter:
     def prepare(self, tasks: Sequence[Task]) -> None:
         """Start the server in the background, if there is none and one of `tasks` may be forked."""
         with self._cold_after_failure():
-            fit = next((task for task in tasks if _may_be_forked(task)), None)
-            if not self.forks or fit is None:
+            forkable = next((task for task in tasks if _may_be_forked(task)), None)
+            if not self.forks or forkable is None:
                 return
-            env = read_at_import(fit.env)
+            env = read_at_import(forkable.env)
             packages = _times_of_packages()
             has_changed = (env, packages) != (self._env, self._packages)
             if self._renews and has_changed:
@@ -92,10 +92,10 @@ class TaskStarter:
             self._env = env
             self._packages = packages
             self._socket, server_end = socket.socketpair()
-            self._until = time.monotonic() + START_SECS
+            self._ready_until = time.monotonic() + START_SECS
             with server_end:
                 number = server_end.fileno()
-                # It does not hold the run's output: a reader of that pipe must not wait for the server.
+                # Without this process's stdout and stderr: a reader of these pipes must not wait for the server to end.
                 self.server = subprocess.Popen(
                     [sys.executable, *self._command, str(number)],
                     env=self._env,
@@ -115,7 +115,7 @@ class TaskStarter:
                 if _can_be_read(self._socket, GLANCE_SECS):
                     self._receive()
                     self._is_ready = True
-                elif time.monotonic() > self._until:
+                elif time.monotonic() > self._ready_until:
                     raise _ServerError(f"it was not ready after {START_SECS:.0f} s")
 
     def start(self, task: Task) -> Process:
@@ -176,16 +176,18 @@ class TaskStarter:
     def _fork(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
         """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line."""
         assert self.server is not None
-        with ExitStack() as ours, ExitStack() as theirs:
-            status, child_end = pipe(ours, theirs)
+        # Of the files of the child the server has copies, so they are closed here in any case. The others are closed
+        # after an error.
+        with ExitStack() as kept_files, ExitStack() as files_of_child:
+            status, child_end = pipe(kept_files, files_of_child)
             directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-            theirs.callback(os.close, directory)
+            files_of_child.callback(os.close, directory)
             request = ChildRequest(list(argv), dict(env), descriptors, directory, child_end)
             task_server.send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
             if not _can_be_read(self._socket, REPLY_SECS):
                 raise _ServerError(f"it did not fork within {REPLY_SECS:.0f} s")
             answer, (pidfd,) = self._receive(1)
-            ours.pop_all()
+            kept_files.pop_all()  # `status` stays open: the returned object reads it
             return ForkedChild(answer["pid"], pidfd, status, self.server)
 
     def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:

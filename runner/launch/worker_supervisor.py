@@ -125,7 +125,8 @@ class WorkerSupervisor:
         task = Task(self.place, argv, task_group.task_env(self.env, self.place))
         starter.prepare([task])  # while the chief gathers
         with self.stops.watch(gang, "all tasks save a checkpoint"):
-            while self._is_to_start(rendezvous, forever=has_finished):
+            # Without a limit once this task has finished: the chief or the evaluator may still be at work.
+            while self._wait_for_go(rendezvous, forever=has_finished):
                 self._check_config(rendezvous, model_dir)
                 schema.save(self.config, file)
                 journals.mark()
@@ -158,8 +159,8 @@ class WorkerSupervisor:
                 say(f"runner: {ending.reason}")
             rendezvous.tell("lost", ending.reason, ending.code)
             return False
-        # The chief's supervisor puts the name of the task before the reason.
-        if ending.code == OUT_OF_MEMORY:  # it starts all tasks again
+        # Without the name of the task: the chief's supervisor puts it before the reason.
+        if ending.code == OUT_OF_MEMORY:  # the chief's supervisor starts all tasks again, with smaller micro-batches
             reason = task_group.reason_of(ending, journals).removeprefix(f"{self.place.name} ")
             rendezvous.tell("failed", reason, ending.code)
             return False
@@ -167,8 +168,8 @@ class WorkerSupervisor:
         rendezvous.tell("failed", error, ending.code)
         return True
 
-    def _is_to_start(self, rendezvous: FollowerRendezvous, *, forever: bool) -> bool:
-        """As `FollowerRendezvous.wait_for_go`."""
+    def _wait_for_go(self, rendezvous: FollowerRendezvous, *, forever: bool) -> bool:
+        """As `FollowerRendezvous.wait_for_go`. The wait counts as a phase of this start."""
         with self.launch.phase(RENDEZVOUS):
             return rendezvous.wait_for_go(self.stops.came, forever=forever)
 
@@ -196,28 +197,28 @@ class WorkerSupervisor:
 
 def differences_to_chief(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]:
     """Return the differences between the chief's config and ours, except in keys that only concern display."""
-    told = []
-    for key, there, here in differences(theirs, ours):
+    texts = []
+    for key, value_there, value_here in differences(theirs, ours):
         if not is_shown_only(key):
-            told.append(f"{key}={here} here, {there} there")
-    return told
+            texts.append(f"{key}={value_here} here, {value_there} there")
+    return texts
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
     """Return (key, value before, value now) for each key that differs between two configs, but for the run's folder,
     without secrets.
     """
-    # What one of them lists is secret in both; the other may be of an earlier version.
+    # What one config lists is secret in both: the other may be of an earlier version, which did not list it.
     listed = _list_of(before) | _list_of(now)
     shown_before = schema.flatten(masked(before, listed))
     shown_now = schema.flatten(masked(now, listed))
     keys = {*shown_before, *shown_now} - {"model_dir", LIST}
     found = []
     for key in sorted(keys):
-        there = shown_before.get(key)
-        here = shown_now.get(key)
-        if there != here:
-            found.append((key, there, here))
+        value_before = shown_before.get(key)
+        value_now = shown_now.get(key)
+        if value_before != value_now:
+            found.append((key, value_before, value_now))
     return found
 
 

@@ -125,6 +125,7 @@ class RunRanking:
         self.metric = metric
         self.mode = mode_of(metric, mode)
         found = [RankedRun(run, finite(run, metric)) for run in runs]
+        # By the name of its best run, because `rank_by` ranks names.
         of_name: dict[str, Repeats[RankedRun]] = {}
         means: dict[str, float] = {}
         for group in group_repeats(found):
@@ -185,7 +186,7 @@ class RunRanking:
 
 
 def spread_of(group: Repeats[RankedRun], metric: str) -> Spread:
-    """Return the values of a metric in the runs that have that of the ranking."""
+    """Return the values of a metric in those runs that have a value of the ranking's metric."""
     values = []
     for ranked in group.with_value:
         value = finite(ranked.run, metric)

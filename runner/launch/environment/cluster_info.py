@@ -37,7 +37,7 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
         run = dataclasses.replace(config, command="train_and_evaluate")
         # Free ports are looked for when tasks start: here any numbers do, as none is shown.
         places = local_places(run, ports=range)
-    this, starts = _describe_process(found, places)
+    this_process, started_here = _describe_process(found, places)
     evaluator = "none: those that train evaluate"
     if found.has_evaluator:
         evaluator = "a process of its own"
@@ -45,8 +45,8 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
         ["strategy", str(config.strategy.name)],
         ["source", f"{found.source} (cluster.resolver={config.cluster.resolver})"],
         ["because", found.why],
-        ["this is", this],
-        ["starts here", starts],
+        ["this is", this_process],
+        ["starts here", started_here],
         ["evaluator", evaluator],
     ]
     given = {"model_dir": config.model_dir, "export.dir": config.export.dir}
@@ -84,12 +84,14 @@ def _rows_of_tasks(found: Detected, places: Sequence[Cluster]) -> Iterator[list[
         for index, address in enumerate(addresses):
             is_this = (role, index) == (this.task_type, this.task_index)
             yield [role, index, address, _mark(is_this)]
+    # Tasks that this process starts: they have no addresses yet.
     for place in places:
         listens = bool(place.tasks) and place.task_type != "evaluator"
         address = f"{HOST}:<free port>" if listens else "-"
         yield [place.role, place.task_index, address, ""]
     if places:
         return
+    # Tasks that no list of addresses has: a single process, and an evaluator that was started from outside.
     if this.is_chief and not this.tasks:
         yield ["chief", 0, "-", _mark(True)]
     if found.has_evaluator:

@@ -96,7 +96,7 @@ def _read_side(name: str, scratch: Path) -> Side:
             hint = f" The newest: {newest}."
         raise NotFound(f"{key}{name}: there is no run, as it has no {SUMMARY_FILE}.{hint}")
     facts = {
-        # A key that came later has its default.
+        # The defaults first: a run of an earlier version lacks keys that came later.
         "settings": {**flatten(to_tree(Config())), **run.settings},
         "code": _code_of_start(run.folder),
         "data": _data_of(run.folder),
@@ -110,7 +110,9 @@ def _read_side(name: str, scratch: Path) -> Side:
 
 
 def _code_of_start(folder: Path) -> dict[str, Any]:
-    """Return the commit and versions that the last start has noted in its tags; those of earlier versions did, too."""
+    """Return the commit and versions in the tags of the last start. Earlier versions of the runner wrote these, too,
+    but recorded no code.
+    """
     tags: Mapping[str, Any] = {}
     for line in starts_and_ends(folder):
         if line["event"] == RUN_STARTED:
@@ -137,9 +139,9 @@ def _data_of(folder: Path) -> dict[str, Any]:
 
 def _results_of(run: FoundRun) -> dict[str, Any]:
     """Return status, step, devices, and of each metric of evaluations the last and the best value."""
-    noted = {name: run.summary.get(name) for name in _OF_SUMMARY}
-    noted |= {"status": run.status, "global_step": run.step, **run.metrics}
-    facts = {name: value for name, value in noted.items() if value is not None}
+    last_values = {name: run.summary.get(name) for name in _OF_SUMMARY}
+    last_values |= {"status": run.status, "global_step": run.step, **run.metrics}
+    facts = {name: value for name, value in last_values.items() if value is not None}
     for name, curve in read_metrics(run.folder).items():
         if is_of_evaluation(name):
             values = [value for _, value in curve]
@@ -149,7 +151,9 @@ def _results_of(run: FoundRun) -> dict[str, Any]:
 
 
 def _add_code(sides: Sequence[Side]) -> None:
-    """Add how the code and packages of each differ from those of the first one whose code is recorded."""
+    """Add code and packages to the facts of each side whose code is known: of the code, only the files that differ from
+    those of the first side whose code is recorded.
+    """
     recorded = [side for side in sides if side.code is not None]
     if not recorded:
         return
@@ -157,32 +161,35 @@ def _add_code(sides: Sequence[Side]) -> None:
     assert first.code is not None
     for side in sides:
         if side.name == NOW and side.code is None:
+            # Only after `first` is known: its commit decides which files are compared.
             side.code = code_of_folder(Path(NOW), first.code)
             recorded.append(side)
     for side in recorded:
         assert side.code is not None
         facts = side.facts.setdefault("code", {})
-        # The files say what is not committed.
+        # Not needed here: the files show what is not committed.
         facts.pop(UNCOMMITTED, None)
         facts |= {"commit": side.code.commit, "python": side.code.python}
         facts |= compare(first.code, side.code).files
         packages = dict(side.code.packages)
         for name in PACKAGES:
-            # Beside those of runs that recorded no others.
+            # In the section `code`, where runs have them of which nothing more is recorded.
             if name in packages:
                 facts[name] = packages.pop(name).removeprefix("==")
         side.facts["packages"] = packages
 
 
 def _differences(section: str, sides: Sequence[Side]) -> dict[str, list[Any]]:
-    """Return name -> value of each side, of what is not the same in all sides in which the section is known."""
+    """Return name -> its value in each side, for each fact that differs between those sides of which the section is
+    known. The value is None in a side without the fact.
+    """
     known = [side.facts[section] for side in sides if section in side.facts]
     names: dict[str, None] = {}
     for facts in known:
         names |= dict.fromkeys(facts)
     differing = {}
     for name in names:
-        # As texts, because no NaN is equal to another.
+        # Compared as texts, because no NaN is equal to another.
         distinct = {repr(facts.get(name)) for facts in known}
         if len(distinct) > 1:
             differing[name] = [side.facts.get(section, {}).get(name) for side in sides]

@@ -111,6 +111,7 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _sections(config: Config, env: Mapping[str, str]) -> Iterator[Section]:
+    """Yield the findings of each check as soon as it has run."""
     yield check_python(env)
     yield check_tensorflow(run_probe(env), env)
     folders = (Path.cwd(), Path(tempfile.gettempdir()))
@@ -130,7 +131,7 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
     """
     supported = ""
     installed: Sequence[str] = []
-    # Not found: a checkout on the path that is not installed.
+    # Not found if the package is a checkout on the path that is not installed.
     with suppress(metadata.PackageNotFoundError):
         about = metadata.metadata("estimator-runner")
         supported = about["Requires-Python"] or ""
@@ -163,7 +164,7 @@ def _find_unmet(requirements: Sequence[str]) -> Iterator[Problem]:
     """Yield the packages that are not installed, or have other versions."""
     for text in requirements:
         needed = Requirement(text)
-        # An empty extra: what only an extra brings is not needed.
+        # With an empty extra, the marker is false for a package that only an extra needs.
         if needed.marker and not needed.marker.evaluate({"extra": ""}):
             continue
         remedy = f"pip install '{needed}'"
@@ -177,7 +178,10 @@ def _find_unmet(requirements: Sequence[str]) -> Iterator[Problem]:
 
 
 def find_tf_keras_problems() -> list[Problem]:
-    """Tell of a TensorFlow for which tf_keras has no release: both are there if pip was asked for the newer alone."""
+    """Return the problem of a TensorFlow that the installed tf_keras does not support; [] if there is none.
+
+    pip leaves an old tf_keras in place if only a newer TensorFlow was asked for.
+    """
     try:
         demanded = [Requirement(text) for text in metadata.requires("tf-keras") or []]
         tf_keras = metadata.version("tf-keras")
@@ -309,21 +313,29 @@ def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, P
     if not probe.facts["cuda"]:
         why = "this TensorFlow is built for CPUs only"
         return why, Problem(f"{has_gpu}, but {why}", "pip install 'estimator-runner[gpu]'")
-    said = _last_words_of_cuda(probe.said)
+    said = _last_line_about_cuda(probe.said)
     needed = f"check with nvidia-smi that the driver supports CUDA {probe.facts['cuda']}"
     do = f"pip install 'estimator-runner[gpu]'; if that does not help, {needed}"
     return said, Problem(f"{has_gpu}, but TensorFlow does not use it: {said}", do)
 
 
-_OF_CUDA = ("dlopen", "cuinit", "cuda drivers", "cannot register", "driver version", "libcu", "skipping registering")
-"""In lower case, words by one of which a line of TensorFlow's log tells of CUDA."""
+_WORDS_OF_CUDA = (
+    "dlopen",
+    "cuinit",
+    "cuda drivers",
+    "cannot register",
+    "driver version",
+    "libcu",
+    "skipping registering",
+)
+"""Words, in lower case. A line of TensorFlow's log with one of them is about CUDA."""
 
 
-def _last_words_of_cuda(said: str) -> str:
-    """Return the last line of TensorFlow's log that tells of CUDA, without the time and place before it."""
+def _last_line_about_cuda(said: str) -> str:
+    """Return the last line about CUDA in TensorFlow's log, without the time and place before it."""
     last = ""
     for line in said.splitlines():
-        if any(word in line.lower() for word in _OF_CUDA):
+        if any(word in line.lower() for word in _WORDS_OF_CUDA):
             last = line
     return last.partition("] ")[2] or last or "TensorFlow does not say why"
 

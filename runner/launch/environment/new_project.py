@@ -34,7 +34,7 @@ def project_files() -> dict[str, Path]:
     found = {}
     for path in sorted(template.rglob("*")):
         name = path.relative_to(template).as_posix()
-        # Python makes the one; the other makes the template a package, so that it is shipped.
+        # Python writes __pycache__. An __init__.py makes the template a package only so that it is shipped.
         is_no_part = "__pycache__" in path.parts or name == "__init__.py"
         if path.is_file() and not is_no_part:
             found[RENAMED.get(name, name)] = path

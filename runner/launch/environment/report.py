@@ -126,17 +126,17 @@ def _build_experiment(name: str, ranking: RunRanking) -> str:
     metric = html.escape(ranking.metric)
     parts = [f"<h2>Experiment {html.escape(name)}, best first by {metric} ({ranking.mode})</h2>"]
     parts.append(_build_ranking(ranking))
-    ranked = []
+    runs = []
     for group in ranking.groups:
-        # The best seed first, as the table names it.
+        # The run with the best seed first, as the table names it.
         best = ranking.best_run(group)
         others = [ranked.run for ranked in group.with_value if ranked.run is not best]
-        ranked += [best, *others]
-    pictures = _draw_curves(ranked, ranking.metric)
+        runs += [best, *others]
+    pictures = _draw_curves(runs, ranking.metric)
     if pictures:
         parts += ["<h3>Curves</h3>", _build_grid(pictures)]
-    # Runs that repeat each other differ in nothing but their seed.
-    pictures = _draw_settings(ranked, ranking.metric, ranking.without)
+    # `without` is the seed, if runs repeat each other: it is no setting then.
+    pictures = _draw_settings(runs, ranking.metric, ranking.without)
     if pictures:
         parts += [f"<h3>Settings against {metric}</h3>", _build_grid(pictures)]
     return "\n".join(parts)
@@ -168,17 +168,17 @@ def _build_table_of_all(runs: Sequence[FoundRun], metric: str) -> str:
     rows = []
     for run in sorted(runs, key=lambda run: run.started, reverse=True):
         value = run.metrics.get(metric)
-        shown = ""
+        value_text = ""
         if value is not None:
-            shown = format_number(value)
-        took = ""
+            value_text = format_number(value)
+        duration_text = ""
         if run.secs is not None:
-            took = format_secs(run.secs)
+            duration_text = format_secs(run.secs)
         row = [_build_cell(run.name), _build_cell(run.status)]
-        row.append(_build_cell(shown, value))
+        row.append(_build_cell(value_text, value))
         row.append(_build_cell(run.step))
         row.append(_build_cell(run.started_at, run.started))
-        row.append(_build_cell(took, run.secs))
+        row.append(_build_cell(duration_text, run.secs))
         row.append(_build_cell(run.summary.get("error"), is_text=True))
         row.append(_build_cell(Shipped.read(run.folder, MLFLOW).run_id))
         row.append(_build_cell(run.folder.absolute()))
@@ -236,34 +236,41 @@ def _draw_curves(ranked: Sequence[FoundRun], metric: str) -> list[str]:
 
 
 def _draw_curves_of(name: str, ranked: Sequence[FoundRun], curves: Sequence[Curves]) -> str:
-    """Return the curves of a metric of all runs: few in colours of their own, of many the best run in one."""
+    """Return the picture with the curves of a metric of all runs. Of few runs, each has its colour and its name; of
+    many, only the best run has.
+
+    Args:
+      name: the metric.
+      ranked: the runs, best first.
+      curves: the curves of each.
+    """
     figure, axes = _build_axes()
-    are_named = len(ranked) <= MOST_NAMES
+    are_all_named = len(ranked) <= MOST_NAMES
     names = _names_of(ranked)
-    most = max(POINTS_OF_ALL // len(ranked), 20)
+    max_points = max(POINTS_OF_ALL // len(ranked), 20)
     # From the worst to the best, which is then drawn above the others.
-    for place, of_run in reversed(list(enumerate(curves))):
-        points = _thin_out(of_run.get(name, ()), most)
+    for rank, of_run in reversed(list(enumerate(curves))):
+        points = _thin_out(of_run.get(name, ()), max_points)
         steps = [step for step, _ in points]
         values = [value for _, value in points]
-        is_best = place == 0
-        if are_named:
-            colour = COLOURS[place]
+        is_best = rank == 0
+        if are_all_named:
+            colour = COLOURS[rank]
         elif is_best:
             colour = COLOURS[1]
         else:
             colour = COLOURS[0]
         label = None
         opacity = 0.3
-        if are_named or is_best:
-            label = plain_text(names[place])
+        if are_all_named or is_best:
+            label = plain_text(names[rank])
             opacity = 1.0
         width = 2.0 if is_best else 1.2
         axes.plot(steps, values, color=colour, alpha=opacity, linewidth=width, label=label)
     axes.set_title(plain_text(name), fontsize=11)
     axes.set_xlabel("step")
     handles, labels = axes.get_legend_handles_labels()
-    # Below the picture, where it covers nothing.
+    # Below the picture, where it covers nothing; best run first, which was drawn last.
     figure.legend(
         handles[::-1], labels[::-1], loc="outside lower left", fontsize=7, frameon=False, ncols=2, labelcolor=INK
     )
@@ -293,7 +300,7 @@ def _draw_settings(ranked: Sequence[FoundRun], metric: str, without: Sequence[st
         settings = dict(text.lstrip("+").split("=", 1) for text in typed if "=" in text)
         settings_of_runs.append(settings)
         keys |= dict.fromkeys(settings)
-    # Matplotlib leaves out a point that is no number.
+    # NaN for a run without the metric: matplotlib leaves out its point.
     values = []
     for run in ranked:
         value = finite(run, metric)
@@ -308,25 +315,32 @@ def _draw_settings(ranked: Sequence[FoundRun], metric: str, without: Sequence[st
 
 
 def _draw_setting(key: str, texts: Sequence[str], metric: str, values: Sequence[float]) -> str:
-    """Return the metric over one setting: on an axis if all its values are numbers, else beside each other."""
+    """Return a picture of the metric over one setting. Its values are positions on an axis if all are numbers, else
+    they stand beside each other.
+
+    Args:
+      texts: the setting of each run, as it was typed.
+      values: the metric of each run.
+    """
     figure, axes = _build_axes()
-    places = _parse_numbers(texts)
-    if places is None:
+    positions = _parse_numbers(texts)
+    if positions is None:
         names = sorted(set(texts))
-        places = [float(names.index(text)) for text in texts]
+        positions = [float(names.index(text)) for text in texts]
         axes.set_xticks(range(len(names)), [plain_text(_shorten(name)) for name in names])
         if len(names) > 4:
             axes.tick_params(axis="x", labelrotation=30)
         axes.set_xlim(-0.5, len(names) - 0.5)
     else:
-        is_log = min(places) > 0 and max(places) >= 10 * min(places)
+        # Over a factor of 10 or more, points on a linear scale would lie on each other.
+        is_log = min(positions) > 0 and max(positions) >= 10 * min(positions)
         scale = "log" if is_log else "linear"
         axes.set_xscale(scale)
-        marks = sorted(set(places))
+        marks = sorted(set(positions))
         if len(marks) <= MOST_MARKS:  # else matplotlib chooses
             axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
             axes.minorticks_off()
-    axes.scatter(places, values, s=22, color="#2f83c9", alpha=0.75)
+    axes.scatter(positions, values, s=22, color="#2f83c9", alpha=0.75)
     axes.set_title(plain_text(key), fontsize=11)
     axes.set_ylabel(plain_text(metric))
     return _as_svg(figure, f"{metric} over {key}")

@@ -126,20 +126,21 @@ class CodeRecorder:
             say(f"run.code: the code of this run is not recorded: {why}")
 
     def _record_starts(self) -> None:
+        """Read the chief's journal until the run ends, and record the code of each start at its first step."""
         project = project_of(self._folder)
-        # Before the task imports anything: a commit that is made or checked out later is not what it runs.
+        # Asked before the task imports anything: it does not run a commit that is made or checked out later.
         commit = commit_in(project)
         began = self.began
-        secs = self.LOOK_SECS
+        look_secs = self.LOOK_SECS
         is_over = False
         while not is_over:
-            is_over = self._over.wait(secs)
+            is_over = self._over.wait(look_secs)  # at the end of the run, the journal is read once more
             lines, self._offset = read_journal(self.journal, self._offset, containing=b'"event"')
             for line in lines:
                 if line.get("event") == "started" and self.began is None:
                     began = float(line["time"])
                 elif line.get("event") == "first_step":
-                    secs = self.LATER_SECS
+                    look_secs = self.LATER_SECS
                     self._record(project, commit, line, began or 0.0)
 
     def _record(self, project: Path, commit: str | None, line: Mapping[str, Any], began: float) -> None:
@@ -158,7 +159,7 @@ class CodeRecorder:
         problem = ""
         try:
             base = commit
-            if has_git and base is None:
+            if has_git and base is None:  # a repository without a commit
                 base = _name_of_no_files(project)
             patch = _build_patch(project, base, named, began, self.secrets)
         except GitError:
@@ -167,7 +168,7 @@ class CodeRecorder:
             start=self.run.generation,
             step=line["step"],
             commit=commit,
-            folder=_below(self._folder, project),
+            folder=_path_below(self._folder, project),
             files=patch.files,
             left_out=patch.left_out,
             problem=problem,
@@ -177,17 +178,18 @@ class CodeRecorder:
         requirements = _requirements()
         if self._is_given_up:  # the run has ended, and another may have the folder
             return
-        _write(self.model_dir, code, patch.data, requirements)
+        _write_files(self.model_dir, code, patch.data, requirements)
         self._say_left_out(code)
 
     def _say_left_out(self, code: RunCode) -> None:
+        """Print why the code is not recorded, or which files of it are not."""
         if code.problem:
             self._say(code.problem)
-        # Git ignores what is made: nobody needs to hear of it at each start.
+        # Files that git ignores are usually built from others, so they are not reported at each start.
         names = [name for name, why in code.left_out.items() if why != IGNORED]
         if not names or self.is_quiet:
             return
-        # Secrets come first: whoever reads of one may want to change it.
+        # Files with secrets come first: their user may want to change something.
         names.sort(key=lambda name: code.left_out[name] != _SECRET)
         num_others = len(names) - MAX_NAMED
         shown = [f"{name} ({code.left_out[name]})" for name in names[:MAX_NAMED]]
@@ -196,10 +198,12 @@ class CodeRecorder:
         say(f"run.code: not recorded: {', '.join(shown)}")
 
 
-def _write(model_dir: Path, code: RunCode, patch: bytes, requirements: str) -> None:
-    """Write the files of a start, or those of the start before it anew, which ran the same code."""
+def _write_files(model_dir: Path, code: RunCode, patch: bytes, requirements: str) -> None:
+    """Write the files with the code of a start. If the start before it ran the same code, write the files of that
+    start again instead.
+    """
     before = next(reversed(read_code(model_dir)), None)
-    if before is not None and _is_same(model_dir, before, code, patch, requirements):
+    if before is not None and _is_same_code(model_dir, before, code, patch, requirements):
         code = dataclasses.replace(code, start=before.start, step=before.step)
     (model_dir / RUNNER_FILES).mkdir(exist_ok=True)  # not its parents: a deleted model_dir is not made again
     of_patch = file_of(model_dir, code.start, "patch")
@@ -210,16 +214,16 @@ def _write(model_dir: Path, code: RunCode, patch: bytes, requirements: str) -> N
     write_atomically(file_of(model_dir, code.start, "requirements.txt"), requirements)
     facts = dataclasses.asdict(code)
     del facts["packages"]
-    # Last, since readers look for it.
+    # The last file, because readers look for it and then expect the others.
     write_json(file_of(model_dir, code.start, "json"), facts)
 
 
-def _is_same(model_dir: Path, before: RunCode, code: RunCode, patch: bytes, requirements: str) -> bool:
+def _is_same_code(model_dir: Path, before: RunCode, code: RunCode, patch: bytes, requirements: str) -> bool:
     """Report whether a start ran the code of the one before it."""
     patch_before = _read_or_nothing(file_of(model_dir, before.start, "patch"))
     requirements_before = _read_or_nothing(file_of(model_dir, before.start, "requirements.txt"))
     has_same_files = patch_before == patch and requirements_before == requirements.encode()
-    return has_same_files and _what_ran(before) == _what_ran(code)
+    return has_same_files and _code_alone(before) == _code_alone(code)
 
 
 def _read_or_nothing(file: Path) -> bytes:
@@ -228,7 +232,7 @@ def _read_or_nothing(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _what_ran(code: RunCode) -> RunCode:
+def _code_alone(code: RunCode) -> RunCode:
     """Return the code alone, without when and how it ran."""
     return dataclasses.replace(code, start=0, step=0, command="", packages={})
 
@@ -245,6 +249,7 @@ def code_of_folder(folder: Path, run: RunCode) -> RunCode:
     project = project_of(folder.absolute())
     commit = commit_in(project)
     base = run.commit
+    # The run may be of another repository, or of a commit that is not fetched.
     if base and git(project, "cat-file", "-e", f"{base}^{{commit}}") is None:
         base = commit
     problem = ""
@@ -257,7 +262,7 @@ def code_of_folder(folder: Path, run: RunCode) -> RunCode:
             names.update(changed)
     files = {name: _digest_of(project / name) for name in sorted(names)}
     packages = packages_in(_requirements())
-    place = _below(folder.absolute(), project)
+    place = _path_below(folder.absolute(), project)
     python = platform.python_version()
     return RunCode(commit=commit, folder=place, files=files, problem=problem, python=python, packages=packages)
 
@@ -274,21 +279,21 @@ def composed_files(hydra_notes: str) -> list[Path]:
     try:
         settings = yaml.load(hydra_notes, _LOADER)["hydra"]
         sources = settings["runtime"]["config_sources"]
-        chosen = dict(settings["runtime"]["choices"])
-        waiting = [str(settings["job"]["config_name"])]
-    except (KeyError, TypeError, ValueError, yaml.YAMLError):  # of another version of Hydra
+        choices = dict(settings["runtime"]["choices"])
+        names_to_find = [str(settings["job"]["config_name"])]
+    except (KeyError, TypeError, ValueError, yaml.YAMLError):  # the notes are of another version of Hydra
         return []
-    for group, option in chosen.items():
-        waiting.append(f"{group.partition('@')[0]}/{option}")
+    for group, option in choices.items():  # the group may have a package: db@model.params
+        names_to_find.append(f"{group.partition('@')[0]}/{option}")
     folders = [Path(source["path"]) for source in sources if source["schema"] in ("file", "conf")]
     found: dict[str, Path] = {}
-    while waiting:
-        name = waiting.pop().removesuffix(".yaml")
+    while names_to_find:
+        name = names_to_find.pop().removesuffix(".yaml")
         candidates = [folder / f"{name}.yaml" for folder in folders]
         files = [file for file in candidates if file.is_file()]
         if files and name not in found:
             found[name] = files[0]  # the first takes precedence
-            waiting += _defaults_in(files[0], name.rpartition("/")[0])
+            names_to_find += _defaults_in(files[0], name.rpartition("/")[0])
     return list(found.values())
 
 
@@ -388,7 +393,7 @@ def _build_patch(
 
     Args:
       project: its top.
-      base: the commit from which it differs, or that of no files; None: it is no repository.
+      base: the commit with which it is compared, or git's name of no files; None: the project is no repository.
       named: the files that were imported and composed.
       began, secrets: as in `Patch`.
 
@@ -396,26 +401,29 @@ def _build_patch(
       GitError: git does not answer.
     """
     patch = Patch(project, began, secrets)
-    names = {_below(path, project) for path in named} - {""}
+    names = {_path_below(path, project) for path in named} - {""}
     if base is None:
-        own = Path(runner.__file__).parent  # a version of it is installed, or it is a checkout
+        # Without the runner's own files, which are those of an installed version or of a checkout.
+        own = Path(runner.__file__).parent
         of_user = [name for name in names if not (project / name).is_relative_to(own)]
         patch.add(_parts_of_new(project, of_user))
         return patch
     changed = _changed_since(base, project)
     if changed is None:
         raise GitError
-    # Git is not asked for them: it would read all of them.
+    # Git is not asked for the differences of large files, because it would read them whole.
     large = {name for name in changed if _size_of(project / name) > MAX_BYTES}
     kept = [name for name in changed if name not in large]
     parts = _parts_of_changed(base, project, kept, large)
+    # What was imported or composed and has not changed: files that git tracks are those of the commit, files that it
+    # ignores are left out, and the rest is new.
     others = names.difference(changed)
     others -= _list_files(project, others, "--cached")
     new = _list_files(project, others, "--others", "--exclude-standard")
     patch.leave_out(large, _LARGE)
     patch.leave_out({*kept}.difference(parts), _UNKNOWN)
     patch.leave_out(others - new, IGNORED)
-    # Together, so that code comes before other files.
+    # In one call, so that code comes before other files, whether changed or new.
     patch.add({**parts, **_parts_of_new(project, new)})
     return patch
 
@@ -443,11 +451,12 @@ def _parts_of_changed(base: str, project: Path, names: Sequence[str], excluded: 
     )
     without = [f":(top,exclude,literal){name}" for name in excluded]
     answer = git(project, "diff", *settings, *_DIFF, base, "--", ":(top)", *without)
+    # Git writes a part for each file, in the order of `names`. What is before the first is empty.
     parts = re.split(rb"^(?=diff --git )", answer or b"", flags=re.MULTILINE)[1:]
     if len(parts) != len(names):
         return {}
     part_of = dict(zip(names, parts, strict=True))
-    # Of a file in a merge git writes a line that `git apply` refuses.
+    # For a file in the middle of a merge, git also writes a line that `git apply` refuses.
     of_merges = re.compile(rb"^\* Unmerged path .*\n", re.MULTILINE)
     return {name: of_merges.sub(b"", part) for name, part in part_of.items()}
 
@@ -464,7 +473,10 @@ def _changed_since(base: str, project: Path) -> list[str] | None:
 
 
 def _list_files(project: Path, names: Collection[str], *which: str) -> set[str]:
-    """Return those of the files that `git ls-files` lists.
+    """Return those of the files `names` that `git ls-files` lists.
+
+    Args:
+      which: options of `git ls-files` that say which files it lists.
 
     Raises:
       GitError: git does not answer.
@@ -493,15 +505,16 @@ def _parts_of_new(project: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def _part_of_new(name: str, data: bytes, *, is_executable: bool) -> bytes:
+    """Return the part of a patch that makes the file `name` with the contents `data`."""
     before = _quote(f"a/{name}")
     after = _quote(f"b/{name}")
     mode = "100755" if is_executable else "100644"
     head = f"diff --git {before} {after}\nnew file mode {mode}\n"
     if not data:
-        # An empty file has no lines, and is told by its object.
+        # An empty file has no lines; git writes its object's name instead.
         return os.fsencode(f"{head}index 0000000..e69de29\n")
     lines = data.removesuffix(b"\n").split(b"\n")
-    # Git ends a name with a space by a tab.
+    # Git writes a tab after a name that has a space, so that its end is clear.
     if " " in name:
         after += "\t"
     head += f"--- /dev/null\n+++ {after}\n@@ -0,0 +1,{len(lines)} @@\n"
@@ -518,7 +531,7 @@ def _quote(name: str) -> str:
     return name
 
 
-def _below(path: Path, project: Path) -> str:
+def _path_below(path: Path, project: Path) -> str:
     """Return a path below the top of a project; '' if it is the top, or elsewhere."""
     real = Path(os.path.realpath(path))
     top = Path(os.path.realpath(project))
@@ -567,11 +580,11 @@ def _requirements() -> str:
     """Return the installed packages as pip takes them. What no index has is a comment."""
     lines: dict[str, str] = {}
     for entry in sys.path:
-        # Their folders' names say enough; reading what is in them takes 0.2 s.
+        # The names of these folders have name and version of each package; reading their files takes 0.2 s.
         for folder in Path(entry or ".").glob("*.dist-info"):
             written, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
             name = _normalize(written)
-            # The first on the path is the one that is imported.
+            # Of a package that is there twice, Python imports the first on the path.
             lines.setdefault(name, _requirement_of(name, version, folder))
     lines.pop("pip", None)
     head = f"# Python {platform.python_version()}"
@@ -580,7 +593,10 @@ def _requirements() -> str:
 
 
 def _requirement_of(name: str, version: str, folder: Path) -> str:
-    """Return the line of a package: of one that was installed from a repository with its commit."""
+    """Return the line of a package for pip, with the commit if it was installed from a repository.
+
+    The line is a comment if pip could not use it: the source is on this machine, or has a secret in its URL.
+    """
     line = f"{name}=={version}"
     origin = folder / "direct_url.json"
     if not origin.exists():

@@ -126,7 +126,8 @@ class FoundRun:
     @cached_property
     def experiment(self) -> str:
         """Return the experiment of the run, by its config; `runner` if that names none."""
-        # Reading all of it takes 20 ms. The runner has written it, with the keys of a group in lines of their own.
+        # Parsing the whole file takes 20 ms, so the line is searched for. The runner has written the file, with one key
+        # a line.
         _, _, tracking = self._config_text.partition("\ntracking:\n")
         written = re.search(r"^  experiment: (.*)$", tracking, re.MULTILINE)
         if written is None:
@@ -138,8 +139,8 @@ class FoundRun:
     def _listed(self) -> SecretList:
         """What the run's own config lists as secret."""
         if not self._config_text or "\n  secrets: null\n" in self._config_text:
-            return NO_LIST  # as of most; reading all of it takes 20 ms
-        with suppress(ConfigError):  # damaged, which concerns who reads the run
+            return NO_LIST  # as in most runs; parsing the whole file takes 20 ms
+        with suppress(ConfigError):  # it is damaged, which is reported to those who open the run
             return SecretList.of(value_at(read(self.folder / saved_config.FILE), LIST), os.environ)
         return NO_LIST
 
@@ -153,7 +154,7 @@ def find_runs(folder: Path) -> list[FoundRun]:
     """Return the runs in and below a folder, in the order of their folders' names."""
     runs = []
     for file in sorted(folder.glob(f"**/{SUMMARY_FILE}")):
-        # Not the copies in .unsent and the like.
+        # Folders such as .unsent have copies of runs.
         is_hidden = "/." in f"/{file.relative_to(folder)}"
         if not is_hidden:
             runs.append(run_in(file.parent))

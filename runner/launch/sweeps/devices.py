@@ -24,7 +24,7 @@ class DevicePool:
         self._names = list(names)
         self._free = list(names)
         self._per_job = per_job
-        self._changed = threading.Condition()
+        self._free_changed = threading.Condition()
 
     @classmethod
     def of_sweep(cls, settings: SweepConfig, names: Sequence[str]) -> DevicePool:
@@ -64,15 +64,15 @@ class DevicePool:
         if not self.is_divided:
             yield {}
             return
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._free) >= self._per_job)
+        with self._free_changed:
+            self._free_changed.wait_for(lambda: len(self._free) >= self._per_job)
             taken = self._free[: self._per_job]
             del self._free[: self._per_job]
         try:
             yield {VISIBLE: ",".join(taken)}
         finally:
-            with self._changed:
+            with self._free_changed:
                 # In their order, so that a job after another one has the same GPUs.
                 free = {*self._free, *taken}
                 self._free = [name for name in self._names if name in free]
-                self._changed.notify_all()
+                self._free_changed.notify_all()

@@ -102,10 +102,10 @@ class Multirun:
         self._sweep: Sweep | None = None
         self._starter: TaskStarter | None = None
         self._refused: list[RefusedJob] = []
-        self._env_of_next: Mapping[str, str] = command.env
+        self._env_of_next_job: Mapping[str, str] = command.env
         self._pool: ThreadPoolExecutor | None = None
         self._devices: DevicePool | None = None
-        self._has_said_hands_off = False
+        self._has_said_that_jobs_see_all_gpus = False
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
         """Run a job of the sweep in `directory`, or start it while others still run.
@@ -177,11 +177,12 @@ class Multirun:
             sweep.end(stops=self.command.stops.came, failed=failed, total=self.total)
         if self.command.stops.came:
             self.command.add_exit_code(INTERRUPTED)
+        # Last, because it raises the error with which a job ended.
         for begun in self.begun.values():
             begun.result()
 
     def open(self, directory: Path, config: Config) -> Sweep:
-        """Return the sweep in `directory`.
+        """Return the sweep in `directory`. The first call opens it: it notes the start and locks the folder.
 
         Raises:
           ConfigError: it is already running.
@@ -191,12 +192,20 @@ class Multirun:
         return self._sweep
 
     def _open_of_others(self, directory: Path) -> Sweep | None:
-        """Return a sweep whose jobs ran in other processes, so that this process can close it; None if no job ran."""
+        """Open a sweep whose jobs ran in other processes, so that this process can close it, and add their exit codes
+        to the command.
+
+        Returns:
+          The sweep; None if no job ran, or if a job was refused.
+        """
+        # Under Hydra's basic launcher, all jobs were refused if none has opened the sweep here. Configs in the folder
+        # are then of an earlier start.
         if self._refused:
             return None
         configs = sorted(directory.glob("*/config.yaml"))
         if not configs:
             return None
+        # Any job's config will do: the sweep takes its settings of `sweep` and `tracking`, which all jobs share.
         sweep = self.open(directory, parsing.load(configs[0]))
         for result in sweep.results:
             self.command.add_exit_code(CODES.get(result.status, FAILED))
@@ -239,8 +248,9 @@ class Multirun:
             settings=job.settings,
             settings_id=job.settings_id,
         )
-        env = self._env_of_next
-        self._env_of_next = {**command.env, LATER_JOB: "1"}
+        # The jobs after the first do not repeat what is true of all jobs.
+        env = self._env_of_next_job
+        self._env_of_next_job = {**command.env, LATER_JOB: "1"}
         try:
             with self._devices_for(job).lent() as variables:
                 of_job = {**env, **variables}
@@ -269,9 +279,9 @@ class Multirun:
         chooses_itself = strategy.devices is not None or strategy.num_gpus is not None
         is_automatic = job.config.sweep.devices_per_job == "auto"
         if chooses_itself and is_automatic and self._devices.is_divided:
-            if not self._has_said_hands_off:
+            if not self._has_said_that_jobs_see_all_gpus:
                 say("Jobs that set strategy.devices or strategy.num_gpus see all GPUs (sweep.devices_per_job=auto).")
-            self._has_said_hands_off = True
+            self._has_said_that_jobs_see_all_gpus = True
             return DevicePool()
         return self._devices
 
@@ -305,7 +315,8 @@ def _check_seeds(config: Config, sweeper: str | None) -> None:
 
 
 class JudgedJob(StopRequests):
-    """Passes stop requests to one job of a sweep: the command's signals, and those of the judge of its evaluations.
+    """Passes stop requests to one job of a sweep: the signals of the command, and the requests of a judge that reads
+    the job's evaluations.
 
     Attributes:
       pruned_by: the value because of which the job was stopped; None: it was not.
@@ -342,6 +353,7 @@ class JudgedJob(StopRequests):
                 judging.join()
 
     def _judge_until(self, is_over: threading.Event, process: Stoppable) -> None:
+        """Show new evaluations to the judge, and stop the job if it is pruned. Runs in a thread until `is_over`."""
         while not is_over.wait(self.PERIOD_SECS):
             for point in self._new_points():
                 if self._judge(point):
@@ -355,6 +367,7 @@ class JudgedJob(StopRequests):
             lines, self._offsets[path] = read_journal(path, self._offsets.get(path, 0))
             for line in lines:
                 for point in points_of(line):
+                    # sweep.metric=null: the metric is the loss of the evaluation that comes first.
                     if self._metric is None and _is_loss_of_evaluation(point.name):
                         self._metric = point.name
                     if point.name == self._metric:
@@ -394,15 +407,16 @@ def _values_of_job(
 ) -> dict[str, str]:
     """Return key -> `learning_rate=0.1` of each key that varies; of all keys of the job if none does."""
     varying = _varying_keys(tuple(argv), frozenset(swept))
+    # A key is shown by its last word, unless the last word of another one is the same.
     last_words = [key.rpartition(".")[2] for key in varying]
     values = {}
     for text in overrides:
         key, _, value = masked_override(text, listed).lstrip("+").partition("=")
         if not varying or key in varying:
-            shown = key.rpartition(".")[2]
-            if last_words.count(shown) > 1:
-                shown = key
-            values[key] = f"{shown}={value}"
+            shown_key = key.rpartition(".")[2]
+            if last_words.count(shown_key) > 1:
+                shown_key = key
+            values[key] = f"{shown_key}={value}"
     return values
 
 

@@ -55,7 +55,7 @@ PRUNERS = {
 }  # fmt: skip
 
 
-_WITH_OWN_NUMBERS = ("tpe", "random", "gp", "cmaes")
+_RANDOM_SAMPLERS = ("tpe", "random", "gp", "cmaes")
 """Samplers that draw each trial's values at random. The others (qmc) have one sequence, which the study continues."""
 
 
@@ -65,16 +65,17 @@ class _Group:
 
     Attributes:
       trials: the trial, and others that got the same values before its jobs had ended.
-      seeds: values of run.seed whose jobs are not started yet; None stands for that of the config.
+      seeds: values of run.seed whose jobs are not started yet; None: the job has the seed of the config.
       running: number of jobs that run.
-      has_first: its first job has ended; it may be pruned, so the others wait for it.
+      has_ended_first_job: its first job has ended. The others wait for that, because they are not started if the first
+        one is pruned.
       folders: names of the folders of the jobs that were started.
     """
 
     trials: list[Trial]
     seeds: list[int | None]
     running: int = 0
-    has_first: bool = False
+    has_ended_first_job: bool = False
     folders: list[str] = field(default_factory=list)
 
     @property
@@ -82,7 +83,7 @@ class _Group:
         if not self.seeds:
             return False
         is_first = not self.running
-        return is_first or self.has_first
+        return is_first or self.has_ended_first_job
 
     @property
     def is_over(self) -> bool:
@@ -90,7 +91,7 @@ class _Group:
 
 
 _JobToStart = tuple[_Group, int | None]
-"""The jobs of its trial, and its seed."""
+"""A job to start: the jobs of its trial, and its seed."""
 _RunningJobs = dict[Future[None], tuple[_Group, str]]
 """Future that completes when a job has ended -> the jobs of its trial, and the name of its folder."""
 
@@ -125,7 +126,7 @@ class OptunaSweeper(Sweeper):
         params = [f"{key}={value}" for key, value in settings.params.items()]
         parser = OverridesParser.create(config_loader=self._context.config_loader)
         parsed = parser.parse_overrides([*params, *arguments])
-        # Of a key that is given twice the last counts: the command line, if the config has it, too.
+        # The last override of a key counts: that of the command line, if the config has the key, too.
         overrides = {override.get_key_element(): override for override in parsed}
         self._fixed = []
         space = {}
@@ -205,20 +206,21 @@ class OptunaSweeper(Sweeper):
                 sweep.add(job)
                 folders.add(job.folder)
         self._next_job = len(folders)
-        tried: list[Any] = [trial.params for trial in done]
-        tried += [trial.user_attrs.get("again") for trial in waiting]
-        remaining = max(n_trials - len(done), 0)
-        room = remaining - len(waiting)
+        # A trial that runs again is a new one in the study, whose attribute "again" has its values.
+        known_params: list[Any] = [trial.params for trial in done]
+        known_params += [trial.user_attrs.get("again") for trial in waiting]
+        num_remaining = max(n_trials - len(done), 0)
+        num_to_queue = num_remaining - len(waiting)
         for trial in trials:
             has_ended = trial.state.is_finished() and bool(trial.params)
-            if has_ended and trial.params not in tried and room > 0:
+            if has_ended and trial.params not in known_params and num_to_queue > 0:
                 study.enqueue_trial(trial.params, user_attrs={"again": trial.params})
-                tried.append(trial.params)
-                room -= 1
-        if not remaining:
+                known_params.append(trial.params)
+                num_to_queue -= 1
+        if not num_remaining:
             more = f"hydra.sweeper.n_trials={2 * n_trials}"
             say(f"The study has finished its {len(done)} trials. To run more, set {more}.")
-        return remaining
+        return num_remaining
 
     def _is_done(self, trial: FrozenTrial) -> bool:
         """Report whether the result of a trial of an earlier start holds: it has one with all seeds of this start."""
@@ -229,25 +231,34 @@ class OptunaSweeper(Sweeper):
         seeds = {job.seed for job in _jobs_of(trial)}
         return self._seeds == [None] or seeds.issuperset(self._seeds)
 
-    def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], due: int, parallel: int) -> None:
-        """Ask for values, run the jobs with them and report their result to the study, `parallel` jobs at a time."""
+    def _run(
+        self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], num_due: int, parallel: int
+    ) -> None:
+        """Ask for values, run the jobs with them and report their result to the study, `parallel` jobs at a time.
+
+        choose the next jobs -> start them -> if all places are taken, wait until a job ends -> report ended trials
+
+        Args:
+          num_due: number of trials to ask for.
+        """
         groups: list[_Group] = []
         running: _RunningJobs = {}
-        while due or groups:
+        while num_due or groups:
             if self._is_to_end(sweep):
-                due = 0
+                num_due = 0
                 for group in groups:
-                    group.seeds.clear()
+                    group.seeds.clear()  # only the running jobs are waited for
             # The basic launcher takes one job at a time, so that the next may follow from how that one ends.
-            most = 1 if self._is_basic else parallel
+            max_at_once = 1 if self._is_basic else parallel
             jobs: list[_JobToStart] = []
-            while len(jobs) < most and len(running) + len(jobs) < parallel:
+            while len(jobs) < max_at_once and len(running) + len(jobs) < parallel:
+                # The other seeds of trials that have begun come before new trials.
                 startable = next((group for group in groups if group.may_start_a_job), None)
                 if startable is not None:
                     jobs.append((startable, startable.seeds.pop(0)))
                     startable.running += 1
-                elif due:
-                    due -= 1
+                elif num_due:
+                    num_due -= 1
                     self._ask(study, space, sweep.directory, groups)
                 else:
                     break
@@ -283,10 +294,12 @@ class OptunaSweeper(Sweeper):
             self._tell(study, sweep, group)
 
     def _ask(self, study: Study, space: Mapping[str, BaseDistribution], directory: Path, groups: list[_Group]) -> None:
-        """Ask the study for the values of a trial, and add its jobs to `groups`, unless equal ones are there or have
-        ended.
+        """Ask the study for the values of a trial, and add its jobs to `groups`.
+
+        If jobs with the same values are in `groups`, the trial is added to these. If they have ended, their result is
+        reported to the study.
         """
-        if self._hydra.sweeper.sampler in _WITH_OWN_NUMBERS:
+        if self._hydra.sweeper.sampler in _RANDOM_SAMPLERS:
             self._set_sampler(study)
         try:
             trial = study.ask(dict(space))
@@ -299,14 +312,15 @@ class OptunaSweeper(Sweeper):
             if group.trials[0].params == trial.params:
                 group.trials.append(trial)
                 return
-        if not self._is_known(study, trial):
+        if not self._take_known_result(study, trial):
             groups.append(_Group([trial], list(self._seeds)))
 
     def _set_sampler(self, study: Study) -> None:
         """Give the study the sampler for its next trial.
 
-        Its seed follows from the number of the trial, not from what this process has asked before, so that a study that
-        was killed goes on with the values of an undisturbed one. Trials that run again do not count.
+        The sampler's seed follows from the number of trials in the study, not from what this process has asked before.
+        So a study whose process was killed goes on with the values that it would have had. Trials that run again do
+        not count.
         """
         settings = self._hydra.sweeper
         seed = None
@@ -315,17 +329,17 @@ class OptunaSweeper(Sweeper):
             seed = self._sampler_seed + len(new)
         study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, seed)
 
-    def _is_known(self, study: Study, trial: Trial) -> bool:
+    def _take_known_result(self, study: Study, trial: Trial) -> bool:
         """If an earlier trial had the same values, report its result to the study instead of running equal jobs.
 
         Returns:
-          Whether there was such a trial.
+          Whether there was such a trial, so that `trial` has ended.
         """
         from optuna.trial import TrialState
 
         for earlier in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
             if earlier.params == trial.params and self._is_done(earlier):
-                # Those of the earlier one say with which seeds the result was made.
+                # The jobs of the earlier trial say with which seeds the result was made.
                 trial.set_user_attr("jobs", [asdict(job) for job in _jobs_of(earlier)])
                 # Optuna refuses the value of a trial that was pruned.
                 values = earlier.values if earlier.state == TrialState.COMPLETE else None
@@ -347,9 +361,9 @@ class OptunaSweeper(Sweeper):
             if seed is not None:
                 params.append(f"{SEED}={seed}")
             overrides.append([*self._fixed, *params])
-        if self._is_basic:
+        if self._is_basic:  # `jobs` is a single job
             group = jobs[0][0]
-            if not group.folders:
+            if not group.folders:  # it is the first job of its trial, the only one that may be pruned
                 self._multirun.judges[first] = _Judge(group.trials[0])
         launched = []
         for number, returned in enumerate(self.launcher.launch(overrides, initial_job_idx=first), first):
@@ -361,9 +375,10 @@ class OptunaSweeper(Sweeper):
     def _end_job(self, sweep: Sweep, group: _Group, folder: str) -> None:
         """Note that a job has ended. If it has not finished, the other seeds of its trial are not started."""
         group.running -= 1
-        group.has_first = True
+        group.has_ended_first_job = True
         job = sweep.result_in(folder)
         if job is None or job.status != "finished":
+            # These jobs are not run, so the sweep has fewer.
             self._multirun.total = (self._multirun.total or 0) - len(group.seeds)
             group.seeds.clear()
 
@@ -375,7 +390,7 @@ class OptunaSweeper(Sweeper):
         values = []
         for folder in group.folders:
             job = sweep.result_in(folder)
-            if job is None:  # it never ran
+            if job is None:  # the job never ran
                 continue
             jobs.append(job)
             if job.status == "finished" and job.value is not None:
@@ -395,7 +410,7 @@ class OptunaSweeper(Sweeper):
 def _jobs_of(trial: FrozenTrial) -> list[JobResult]:
     """Return the results of the jobs of a trial that has ended."""
     jobs = trial.user_attrs.get("jobs", [])
-    only = trial.user_attrs.get("job")  # of a study of before, whose trials have one job
+    only = trial.user_attrs.get("job")  # as an earlier version of the runner noted it: a trial had one job
     if only is not None:
         jobs = [only]
     return [JobResult(**job) for job in jobs]
@@ -479,7 +494,9 @@ def _open_study(settings: DictConfig, directory: Path, mode: str) -> Study:
 
 
 def _note_version(study: Study, version: str, settings: DictConfig) -> None:
-    """Note in the study which Optuna suggests from here on, and say if another one has done so until here."""
+    """Note in the study the version of Optuna that suggests values from here on, and print a message if its earlier
+    trials are of another major version.
+    """
     before = study.user_attrs.get("optuna")
     if before is None:
         # Before a study notes its version it has no trials, unless an earlier version of the runner made it.
@@ -559,7 +576,7 @@ def _build_distribution(override: Override) -> BaseDistribution:
         numbers = sorted(float(value) for value in values)
         low = numbers[0]
         high = numbers[-1]
-        # On a logarithmic scale Optuna accepts no step: 1 and None mean that there is none.
+        # On a logarithmic scale Optuna accepts no step: 1 (of integers) and None (of floats) mean that there is none.
         is_whole = all(number.is_integer() for number in numbers) and isinstance(sweep.step, int)
         if is_whole:
             whole_step = 1 if is_log else abs(sweep.step)

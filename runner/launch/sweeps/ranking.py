@@ -46,10 +46,10 @@ class JobResult:
     seed: int | None = None
 
     def shown(self, name: str) -> str:
-        """Return `name`, which is the job's or that of its settings, followed by the params that no function read:
+        """Return `name`, the name of the job or of its settings, followed by the params that no function has read:
         `lrr=0.5 (not read: lrr)`.
         """
-        # The ends of the unread keys: a name has the last word of a key, or more of it.
+        # A name has the last word of a key, or more of its end, so the ends of the unread keys are compared.
         ends = tuple(f".{key}" for key in self.unread_params)
         unread = []
         for part in name.split(", "):
@@ -79,22 +79,25 @@ class Ranking:
 
     def __init__(self, results: Sequence[JobResult], settings: SweepConfig) -> None:
         self.results = results
+        # `sweep.metric` may be null: the metrics of a job say which one is then meant.
         with_metrics = next((job for job in results if job.metrics), None)
         self.metric = "eval/loss"
         if with_metrics is not None:
             self.metric = str(metric_name(with_metrics.metrics, settings.metric))
         self.mode = mode_of(self.metric, settings.mode)
-        self.jobs = sorted(results, key=self._place_of_job)
-        self.groups = sorted(group_repeats(self.jobs), key=self._place_of_group)
+        # After `metric` and `mode`, by which both sorts rank.
+        self.jobs = sorted(results, key=self._sort_key_of_job)
+        self.groups = sorted(group_repeats(self.jobs), key=self._sort_key_of_group)
         self.has_repeats = have_repeats(self.groups)
 
-    def _place_of_job(self, job: JobResult) -> tuple[bool, bool, float]:
-        return self._place(job.value, [job])
+    def _sort_key_of_job(self, job: JobResult) -> tuple[bool, bool, float]:
+        return self._sort_key(job.value, [job])
 
-    def _place_of_group(self, group: Repeats[JobResult]) -> tuple[bool, bool, float]:
-        return self._place(group.spread.mean, group.runs)
+    def _sort_key_of_group(self, group: Repeats[JobResult]) -> tuple[bool, bool, float]:
+        return self._sort_key(group.spread.mean, group.runs)
 
-    def _place(self, value: float | None, jobs: Sequence[JobResult]) -> tuple[bool, bool, float]:
+    def _sort_key(self, value: float | None, jobs: Sequence[JobResult]) -> tuple[bool, bool, float]:
+        """Return (has no value, is pruned, value with the sign by which the smallest is best)."""
         sign = 1 if self.mode == "min" else -1
         is_pruned = any(job.status == "pruned" for job in jobs)
         if value is None:
@@ -167,7 +170,9 @@ class Ranking:
         return "\n".join(lines)
 
     def lines(self) -> tuple[list[tuple[str, float | None, float | None]], str]:
-        """Return the lines of the picture of the jobs, and the title of the metric's axis, for `draw_jobs`."""
+        """Return what `draw_jobs` draws: (name, mean, standard deviation) of each group, and the title of the metric's
+        axis. A mean or deviation is None if there is none.
+        """
         lines = []
         for group in self.groups:
             first = group.runs[0]

@@ -73,18 +73,19 @@ class Sweep:
         self._journal = directory / RESULTS_FILE
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
-        self._held = ExitStack()
-        # Guards sweep.json and the journal; a FileLock counts for each thread of its own.
+        self._folder_lock = ExitStack()
+        # Guards sweep.json and the journal, also between threads: only its own thread may take a FileLock again.
         self._lock = FileLock(directory / ".sweep.lock")
         self._start = command.start
         self._is_copy = command.is_copy
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
-        self._read = 0  # number of bytes of the journal that have been read
-        self._later: threading.Timer | None = None
+        self._num_bytes_read = 0  # of the journal
+        self._save_timer: threading.Timer | None = None
         if not command.is_copy:
-            self._held.enter_context(alone_in(directory, "sweep.dir"))
+            self._folder_lock.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
             record = read_json(directory / SWEEP_FILE) or {}
+            # Only the first process of a start does this; the processes of other jobs join the sweep.
             if record.get("start") != self._start:
                 self._tell_start(config, command)
                 self._save(Ranking([], self._settings))
@@ -96,9 +97,9 @@ class Sweep:
     def results(self) -> list[JobResult]:
         """Return the results of the jobs so far, in the order in which they ended."""
         with self._lock:
-            lines, self._read = read_journal(self._journal, self._read)
+            lines, self._num_bytes_read = read_journal(self._journal, self._num_bytes_read)
             for line in lines:
-                # A start that was killed leaves its lines in the journal; which the next start removes.
+                # A start that was killed leaves its lines in the journal until the next start removes it.
                 if line.get("start") == self._start:
                     result = JobResult(**line["result"])
                     # If a job has ended twice, its second end gives its place in the order.
@@ -120,7 +121,7 @@ class Sweep:
         return len(failed) >= limit
 
     def left_out(self, job: JobResult) -> JobResult:
-        """Return the result of a job that this start leaves out: that of an earlier start, if it has one."""
+        """Return the result of a job that this start does not run: its result in an earlier start, if it ran there."""
         was_run = how_run_ended(self.directory / job.folder).status is not None
         if was_run:
             return self.result_of(job)
@@ -164,14 +165,14 @@ class Sweep:
         with self._lock:
             with closing(Journal(self._journal)) as journal:
                 journal.event("job", start=self._start, result=asdict(result))
-            wait = self._secs_until_due()
-            is_awaited = self._later is not None and self._later.is_alive()
-            if wait <= 0:
+            wait_secs = self._secs_until_due()
+            is_scheduled = self._save_timer is not None and self._save_timer.is_alive()
+            if wait_secs <= 0:
                 self._save(Ranking(self.results, self._settings))
-            elif not self._is_copy and not is_awaited:
-                self._later = threading.Timer(wait, self._save_later)
-                self._later.daemon = True
-                self._later.start()
+            elif not self._is_copy and not is_scheduled:  # the process of a single job ends before the timer
+                self._save_timer = threading.Timer(wait_secs, self._save_later)
+                self._save_timer.daemon = True
+                self._save_timer.start()
 
     def end(self, *, stops: Sequence[int] = (), failed: bool, total: int | None = None) -> None:
         """Print the ranking, draw it, and close the sweep's MLflow run: FAILED if a job or the sweep failed.
@@ -183,12 +184,13 @@ class Sweep:
           failed: the sweep failed.
           total: number of jobs of the sweep; None: not known.
         """
-        is_interrupted = bool(stops)  # of now: a stop that comes later ends only the wait for the trackers
+        # Stored, because `stops` may grow: a stop that comes later ends only the wait for the trackers.
+        is_interrupted = bool(stops)
         ranking = Ranking(self.results, self._settings)
         with self._lock:
-            if self._later is not None:
-                self._later.cancel()
-                self._later = None
+            if self._save_timer is not None:
+                self._save_timer.cancel()
+                self._save_timer = None
             self._save(ranking, is_ranked=True)
             # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
@@ -205,10 +207,11 @@ class Sweep:
         elif failed or any(job.status == "failed" for job in ranking.jobs):
             status = "failed"
         self._tell_end(ranking, status)
-        self._held.close()
+        self._folder_lock.close()
         self._ship_rest(ranking, stops)
 
     def _print_how_to_resume(self, ranking: Ranking, total: int | None) -> None:
+        """Print how many jobs are left, if that is known, and how to run them."""
         left = ""
         if total is not None:
             done = [job for job in ranking.jobs if job.status in ("finished", "pruned")]
@@ -250,11 +253,11 @@ class Sweep:
         step = ranking.best_job(best).global_step or 0
         values = {f"best/{name}": value for name, value in means_of(best).items()}
         lines, _ = read_journal(path)
-        noted: tuple[int, dict[str, float]] = (0, {})
+        last_noted: tuple[int, dict[str, float]] = (0, {})
         for line in lines:
             if "metrics" in line:
-                noted = (line["step"], line["metrics"])
-        if noted != (step, values):
+                last_noted = (line["step"], line["metrics"])
+        if last_noted != (step, values):
             with closing(Journal(path)) as journal:
                 journal.metrics(step, values)
 
@@ -262,7 +265,7 @@ class Sweep:
         """Note in the journal what the sweep's run is, for the trackers."""
         words = ["runner", *command.argv]
         url = remote_dir(self.directory)
-        listed = list_of_process()  # those of all its jobs
+        listed = list_of_process()  # what the configs of all jobs list as secret
         name = config.tracking.run_name or f"sweep {self.directory.name}"
         secrets = secrets_of(asdict(config.tracking), listed, "tracking")
         name = mask_text(name, secrets)
@@ -287,7 +290,7 @@ class Sweep:
     def _save_later(self) -> None:
         """Write the results that came while sweep.json was too young to be rewritten."""
         with self._lock:
-            if self._later is not None and self.directory.is_dir():
+            if self._save_timer is not None and self.directory.is_dir():
                 self._save(Ranking(self.results, self._settings))
 
     def _save(self, ranking: Ranking, *, is_ranked: bool = False) -> None:
@@ -305,6 +308,7 @@ class Sweep:
         write_json(self.directory / SWEEP_FILE, record)
 
     def _print(self, ranking: Ranking) -> None:
+        """Print the table of the ranking, what all runs have in common, and the errors of jobs."""
         START_STATUS.stop()  # it is still shown if all jobs had already finished
         where = url_or_path(self.directory)
         headers, rows = ranking.table(where)
