@@ -145,6 +145,7 @@ class CommandLine:
         self.command = command
         self._arguments = arguments
         self.model_dir: Path | None = None
+        self._runs_jobs_here = True
         self._has_begun_a_job = False  # Hydra has called `run_job`: later errors are not of composing
         self._sweep_dir = ""
         self._composer: Composer | None = None  # as in the process of another launcher
@@ -392,7 +393,8 @@ class CommandLine:
         callbacks.on_multirun_start(config=config, config_name="runner")
         keep_private(config)  # before a sweeper builds its launcher
         launcher_name = config.hydra.runtime.choices["hydra/launcher"]
-        if launcher_name != "basic":  # its jobs run in processes without a progress line
+        self._runs_jobs_here = launcher_name == "basic"
+        if not self._runs_jobs_here:  # its jobs run in processes without a progress line
             START_STATUS.update(f"jobs run under hydra/launcher={launcher_name}")
         settings: Any = {"hydra_context": context, "task_function": self.run_job, "config": config}
         target = str(config.hydra.sweeper._target_)
@@ -408,7 +410,7 @@ class CommandLine:
                 "pip install 'estimator-runner[optuna]'."
             )
         else:
-            if launcher_name == "basic":  # another one sends the composer to its processes
+            if self._runs_jobs_here:  # another one sends the composer to its processes
                 context.config_loader = UntilStopped(self._composer, self.command.stops)  # type: ignore[assignment]
             write_privately(Path(config.hydra.sweep.dir) / "multirun.yaml", config)  # a sweeper writes over it
             self._sweeper = Plugins.instance().instantiate_sweeper(**settings)
@@ -434,6 +436,8 @@ class CommandLine:
             if isinstance(returned, RefusedJob):
                 self.multirun.refuse(returned)
                 job.return_value = None
+            elif not self._runs_jobs_here:
+                self.multirun.has_run_elsewhere = True
         return jobs
 
 

@@ -66,6 +66,15 @@ def test_its_jobs_are_ranked_and_the_same_command_goes_on(launcher: str, sweep: 
 
 
 @pytest.mark.slow
+def test_its_jobs_are_ranked_though_one_was_refused(sweep: Callable[..., Outcome]) -> None:
+    result = sweep("joblib", "finish()", "model.params.learning_rate=0.1", "train.max_steps=2,-1")
+    assert result.code == 2 and "train.max_steps=-1" in result.out + result.err
+    assert [(job["name"], job["status"]) for job in result.jobs] == [
+        ("max_steps=2", "finished"), ("max_steps=-1", "failed"),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", list(LAUNCHERS))
 def test_optuna_hands_it_so_many_jobs_at_once(launcher: str, sweep: Callable[..., Outcome]) -> None:
     optuna = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "sweep.parallel=2", RATE)

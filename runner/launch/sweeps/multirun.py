@@ -91,6 +91,7 @@ class Multirun:
         to stop it.
       only_lists: list the jobs without running them.
       begun: number of a job -> future that completes when the job has ended, if several run at a time.
+      has_run_elsewhere: a launcher has run a job of this start in another process.
     """
 
     def __init__(self, command: Command) -> None:
@@ -98,6 +99,7 @@ class Multirun:
         self.judges: dict[int, Callable[[Point], bool]] = {}
         self.begun: dict[int, Future[None]] = {}
         self.only_lists = False
+        self.has_run_elsewhere = False
         self.command = command
         self._sweep: Sweep | None = None
         self._starter: TaskStarter | None = None
@@ -196,14 +198,10 @@ class Multirun:
         to the command.
 
         Returns:
-          The sweep; None if no job ran, or if a job was refused.
+          The sweep; None if no job ran: configs in the folder are then of an earlier start.
         """
-        # Under Hydra's basic launcher, all jobs were refused if none has opened the sweep here. Configs in the folder
-        # are then of an earlier start.
-        if self._refused:
-            return None
         configs = sorted(directory.glob("*/config.yaml"))
-        if not configs:
+        if not self.has_run_elsewhere or not configs:
             return None
         # Any job's config will do: the sweep takes its settings of `sweep` and `tracking`, which all jobs share.
         sweep = self.open(directory, parsing.load(configs[0]))
