@@ -141,6 +141,7 @@ def _all_keys(cls: type, at: str) -> Iterator[str]:
 
 
 def _type_in_words(key: str) -> str:
+    """Return the type of a key's values: "a whole number or null", _GROUP, or _ANYTHING for all other types."""
     setting = setting_at(key)
     text = str(setting.type) if setting else ""
     for name, words in _TYPES.items():

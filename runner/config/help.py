@@ -115,6 +115,7 @@ def values_for(line: str) -> list[str]:
 
 
 def _choices(key: str) -> list[str]:
+    """Return the values that a key may have, as the user types them; []: they are not listed, or there is no key."""
     from runner.config import schema
     from runner.config.settings.limits import as_typed, limits_of
 

@@ -61,6 +61,7 @@ def has_nul(key: str, value: Any, at: str = "") -> ConfigError:
 
 
 def _parse(tree: Mapping[str, Any]) -> Config:
+    """Return the checked config, as `parse` does; messages about mistakes may show secrets."""
     key = key_with_nul(tree)
     if key is not None:
         raise has_nul(key, schema.flatten(tree)[key])

@@ -184,6 +184,7 @@ def keeping_values(result: Any) -> Any:
     """
 
     def keep(value: Any) -> Any:
+        """Return a part of the result in that form."""
         if isinstance(value, _PLAIN):
             return _keep_constant(value)
         if isinstance(value, list):
@@ -486,9 +487,11 @@ class InputGraph:
         return [taken for taken in self.taken if taken.is_of(running)]
 
     def computed(self, result: Any, sources: Sequence[Taken], *, num_threads: int = 1) -> tf.data.Dataset:
-        """Return the dataset of `result`, whose structures tf.data knows, from `sources`; endless if there are none.
+        """Return the dataset of `result`, computed from the elements of `sources`; endless if there are no sources.
 
         Args:
+          result: tensors in a structure that tf.data keeps as it is (`keeping_values`).
+          sources: the taken elements on which `result` depends.
           num_threads: how many elements may be computed at a time, unless that changes them.
         """
         elements = tf.data.Dataset.from_tensors(0).repeat()
@@ -513,7 +516,7 @@ class InputGraph:
         return self.computed(result, sources)
 
     def made(self, variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
-        """Return the dataset that the graph makes, of which `variant` is the tensor."""
+        """Return, for use outside of the graph, the dataset that the graph makes as its tensor `variant`."""
         graph = self._rest.graph
         (value,) = function_of_part(Part(graph, needed(graph, [variant.op]), [], [variant]))()
         return tf.data.experimental.from_variant(value, element_spec)

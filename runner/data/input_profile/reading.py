@@ -108,6 +108,7 @@ def _build_reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Ten
 
 
 def _num_bytes(element: Any) -> tf.Tensor:
+    """Return the size of an element in bytes, an int64 scalar: its numbers and texts, without variants."""
     sizes = [tf.constant(0, tf.int64)]
     for leaf in tf.nest.flatten(element, expand_composites=True):
         if leaf is None or leaf.dtype == tf.variant:

@@ -136,6 +136,7 @@ class Recorder:
         return record
 
     def _note(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Call:
+        """Add a call to `calls`, with the line of the user's code that made it, and return it."""
         stack = traceback.extract_stack()[:-2]  # without this method and `record`
         frame = next(reversed(user_frames(stack)), None)
         caller = (stack[-1].filename, stack[-1].lineno)
