@@ -75,7 +75,7 @@ def rename_in(tree: DictConfig, at: str = "") -> list[str]:
         is_inside = old.startswith(at) and new.startswith(at)
         if not is_inside:
             continue
-        node = _take(tree, old.removeprefix(at))
+        node = _pop_node(tree, old.removeprefix(at))
         if node is not None:
             OmegaConf.update(tree, new.removeprefix(at), node, force_add=True)
             warnings.append(_IN_WORDS.format(old, new))
@@ -91,24 +91,24 @@ def update_saved(tree: DictConfig, file: str) -> None:
     """
     rename_in(tree)  # without warnings, because the next start writes the new names
     for key, removed in REMOVED.items():
-        node = _take(tree, key)
+        node = _pop_node(tree, key)
         if node is not None and node._value() != removed.default:
             warn(f"{file}: {key}={node._value()} is ignored, because this key was removed. {removed.instead}")
 
 
-def _take(tree: DictConfig, key: str) -> Any:
+def _pop_node(tree: DictConfig, key: str) -> Any:
     """Remove the node at `key` from `tree`, with interpolations unresolved, and return it; None if there is none."""
     from omegaconf import DictConfig
 
-    owner: Any = tree
+    node: Any = tree
     for part in key.split("."):
         # `keys`, because the schema raises an error for a key that it does not have.
-        if not isinstance(owner, DictConfig) or owner._is_none() or part not in owner.keys():
+        if not isinstance(node, DictConfig) or node._is_none() or part not in node.keys():
             return None
-        holder = owner
-        owner = holder._get_node(part)
-    del holder[part]
-    return owner
+        parent = node
+        node = parent._get_node(part)
+    del parent[part]
+    return node
 
 
 def warn(text: str) -> None:

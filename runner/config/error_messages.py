@@ -44,10 +44,10 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     if key in REMOVED:
         return UnknownKey(f"{shown}: this key was removed. {REMOVED[key].instead}")
     parent, _, name = key.rpartition(".")
-    owner = class_at(parent)
+    group_class = class_at(parent)
     siblings: list[str] = []  # none in Hydra's own groups, whose keys are not known here
-    if owner:
-        siblings = [setting.name for setting in dataclasses.fields(owner)]
+    if group_class:
+        siblings = [setting.name for setting in dataclasses.fields(group_class)]
     hint = suggestion(_meant_keys(key, siblings))
     if not hint and not parent:
         hint = f" A parameter of the model is model.params.{name}."
@@ -66,16 +66,16 @@ def _meant_keys(key: str, siblings: Sequence[str]) -> list[str]:
       siblings: the names of the keys in its group.
     """
     parent, _, name = key.rpartition(".")
-    everywhere = list(_all_keys(Config, ""))
-    close = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
+    all_keys = list(_all_keys(Config, ""))
+    similar = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
     # `epochs` means train.max_epochs, `workers` means cluster.num_workers.
-    same = [other for other in everywhere if other.rpartition(".")[2] in (name, f"max_{name}", f"num_{name}")]
+    same_name = [other for other in all_keys if other.rpartition(".")[2] in (name, f"max_{name}", f"num_{name}")]
     if parent:
-        found = close or same
+        likely = similar or same_name
     else:
         # A key without a group was probably meant for some group: `seed` means run.seed, not a misspelt `sweep`.
-        found = same or close
-    return found[:1] or nearest(key, everywhere, cutoff=0.7)
+        likely = same_name or similar
+    return likely[:1] or nearest(key, all_keys, cutoff=0.7)
 
 
 def unknown_flag(flag: str, value: str = "") -> ConfigError:
@@ -85,16 +85,16 @@ def unknown_flag(flag: str, value: str = "") -> ConfigError:
       flag: the word.
       value: the word after it; '' if it does not look like a value.
     """
-    name, _, given = flag.lstrip("-").partition("=")
+    name, _, value_in_flag = flag.lstrip("-").partition("=")
     key = name.replace("-", "_")
-    everywhere = list(_all_keys(Config, ""))
-    same = [other for other in everywhere if other == key or other.rpartition(".")[2] == key]
-    known = [key] if ".params." in key else same
+    all_keys = list(_all_keys(Config, ""))
+    same_name = [other for other in all_keys if other == key or other.rpartition(".")[2] == key]
+    known = [key] if ".params." in key else same_name
     shown = f"--{masked_override(flag.lstrip('-'))}"
     if known:
-        written = masked_override(f"{known[0]}={given or value or '...'}")
+        written = masked_override(f"{known[0]}={value_in_flag or value or '...'}")
         return UnknownKey(f"{shown}: keys are written without dashes: {written}.")
-    by_name = {other.rpartition(".")[2]: other for other in reversed(everywhere)}
+    by_name = {other.rpartition(".")[2]: other for other in reversed(all_keys)}
     hint = "".join(f" Did you mean {by_name[close]}?" for close in nearest(key, by_name))
     return UnknownKey(f"{shown}: there is no such option.{hint} Keys are written key=value, flags are in --help.")
 
@@ -141,6 +141,7 @@ def _all_keys(cls: type, at: str) -> Iterator[str]:
 
 
 def _type_in_words(key: str) -> str:
+    """Return the type of a key's values: "a whole number or null", _GROUP, or _ANYTHING for all other types."""
     setting = setting_at(key)
     text = str(setting.type) if setting else ""
     for name, words in _TYPES.items():

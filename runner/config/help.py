@@ -74,7 +74,7 @@ class Entry:
         said = [self.comment]
         if self.value:
             said.append(limits_in_words(self.key))
-        paragraphs = [_filled(text) for text in said if text]
+        paragraphs = [_wrap(text) for text in said if text]
         return "\n".join([written, *paragraphs])
 
 
@@ -115,6 +115,7 @@ def values_for(line: str) -> list[str]:
 
 
 def _choices(key: str) -> list[str]:
+    """Return the values that a key may have, as the user types them; []: they are not listed, or there is no key."""
     from runner.config import schema
     from runner.config.settings.limits import as_typed, limits_of
 
@@ -222,7 +223,7 @@ def _text_on_group(group: str, options: Sequence[Path]) -> str:
     names = ", ".join(dict.fromkeys(path.stem for path in options))
     parts = [f"{group}=<one of: {names}>"]
     for path in options:
-        parts.append(f"--- {group}={path.stem} ---\n{_filled(head_of(path), indent='')}")
+        parts.append(f"--- {group}={path.stem} ---\n{_wrap(head_of(path), indent='')}")
         parts += [entry.text for entry in entries_in(path)]
     return "\n\n".join(parts)
 
@@ -284,22 +285,22 @@ def page_on(word: str) -> str:
 
 
 def _parts_of(page: str) -> dict[str, str]:
-    """Return anchor -> text from a heading to the next one of its level or a higher one."""
+    """Return anchor -> its part of a page: the text from a heading to the next one of its level or a higher one."""
     lines = page.splitlines()
     headings: list[tuple[int, int, str]] = []
     is_code = False
     for number, line in enumerate(lines):
         if line.startswith("```"):
             is_code = not is_code
-        marks = re.match(r"#+(?= )", line)
-        if marks and not is_code:  # else it is a comment
-            headings.append((number, len(marks[0]), line.lstrip("# ")))
+        heading = re.match(r"#+(?= )", line)
+        if heading and not is_code:  # in code it is a comment
+            headings.append((number, len(heading[0]), line.lstrip("# ")))
     parts = {}
-    for place, (start, level, title) in enumerate(headings):
-        ends = [number for number, other, _ in headings[place + 1 :] if other <= level]
+    for position, (start, level, title) in enumerate(headings):
+        ends = [number for number, other_level, _ in headings[position + 1 :] if other_level <= level]
         end = ends[0] if ends else len(lines)
-        words = re.sub(r"[^\w\s-]", "", title.lower()).strip()
-        anchor = re.sub(r"\s+", "-", words)
+        plain_title = re.sub(r"[^\w\s-]", "", title.lower()).strip()
+        anchor = re.sub(r"\s+", "-", plain_title)  # as the site makes it
         parts[anchor] = "\n".join(lines[start:end]).rstrip()
     return parts
 
@@ -356,33 +357,37 @@ def head_of(path: Path) -> str:
     """Return the comment at the beginning of a file."""
     lines = _text_of(path).splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return _joined(line for line in lines[:end] if not line.startswith(_FOR_PROGRAMS))
+    return _join_comments(line for line in lines[:end] if not line.startswith(_FOR_PROGRAMS))
 
 
 def entries_in(path: Path) -> Iterator[Entry]:
-    """Yield the keys of a config file. Of `runner.yaml`, only the keys that belong to no group are yielded."""
+    """Yield the keys of a config file, with the comments above them.
+
+    Of `runner.yaml`, only the keys that belong to no group are yielded. The keys in an experiment's file belong to
+    other groups, so none of them is yielded.
+    """
     group = "" if path.stem == "runner" else path.parent.name
     if group == "experiment":
         return
-    above: list[str] = []
-    parents: list[str] = []
+    comments: list[str] = []
+    names: list[str] = []
     for line in _text_of(path).splitlines():
         if line.strip().startswith("#"):
-            above.append(line)
+            comments.append(line)
             continue
         match = re.match(r"( *)([\w-]+):(?: +(.*))?$", line.split(" #")[0].rstrip())
         if match:
             indent, name, value = match.groups()
-            parents = [*parents[: len(indent) // 2], name]
-            key = ".".join([group, *parents]).lstrip(".")
-            if group or parents[0] not in ("defaults", "hydra"):
-                yield Entry(key, value or "", _joined(above), path.stem)
-        above = []
+            names = [*names[: len(indent) // 2], name]  # two spaces a level
+            key = ".".join([group, *names]).lstrip(".")
+            if group or names[0] not in ("defaults", "hydra"):
+                yield Entry(key, value or "", _join_comments(comments), path.stem)
+        comments = []
 
 
-def _joined(lines: Iterator[str] | Sequence[str]) -> str:
+def _join_comments(lines: Iterator[str] | Sequence[str]) -> str:
     return " ".join(line.strip().removeprefix("#").strip() for line in lines)
 
 
-def _filled(text: str, indent: str = "    ") -> str:
+def _wrap(text: str, indent: str = "    ") -> str:
     return textwrap.fill(text, 79, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

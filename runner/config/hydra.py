@@ -141,7 +141,10 @@ class RefusedJob:
 
 
 def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return a command line as Hydra's argparse reads it, with `overrides`, and the words that are none: `--cfg job`.
+    """Parse a command line with Hydra's argparse.
+
+    Returns:
+      (the parsed arguments, whose `overrides` are the words without flags; all other words: flags and their values).
 
     Raises:
       ConfigError: a word that begins with dashes is no flag of Hydra, or has a value that the flag does not allow.
@@ -191,8 +194,8 @@ class Composer:
     def __init__(self, path: str | None = None, name: str | None = None, further: str | None = None) -> None:
         path = path or conf_path()
         settings: Any = {"job_name": "runner", **VERSION}
-        # Hydra is global, and a program that calls the runner may use it as well.
-        held = GlobalHydra.instance().hydra
+        # Hydra is global, and a program that calls the runner may use it as well: put its own back at the end.
+        other_hydra = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         UsersConf.further = further
         try:
@@ -202,7 +205,7 @@ class Composer:
                 initialize_config_dir(str(Path(path).absolute()), **settings)
             self._loader = GlobalHydra.instance().config_loader()
         finally:
-            GlobalHydra.instance().hydra = held
+            GlobalHydra.instance().hydra = other_hydra
             UsersConf.further = None
         self._name = name or "runner"
         self._bases: dict[tuple[str, ...], bytes] = {}
@@ -234,28 +237,29 @@ class Composer:
     def job(self, words: Sequence[str]) -> DictConfig:
         """Return the config of a run or of one job, equal to the one that Hydra composes.
 
-        Hydra composes what `words` say of groups; `values`, the keys in groups that only get another value, are set on
-        a copy of that.
+        Hydra composes the words that choose groups or change which keys there are. The other words only give another
+        value to a key in a group: these values are set on a copy of what Hydra composed.
         """
         parsed = OverridesParser.create().parse_overrides(list(words))
-        # A value is set after the groups, but not before a word to the left that adds, deletes or merges keys.
-        first = 0
+        # Hydra applies the words in their order. So a value may be set afterwards only if no word to the right of it
+        # adds, deletes or merges keys.
+        first_settable = 0
         for number, override in enumerate(parsed, 1):
             if override.type != OverrideType.CHANGE or isinstance(override.value(), dict):
-                first = number
-        values: list[Override] = []
+                first_settable = number
+        set_on_copy: list[Override] = []
         composed: list[str] = []
         for number, override in enumerate(parsed):
             is_value = _is_in_a_group(override) and not override.is_sweep_override()
-            if is_value and number >= first:
-                values.append(override)
+            if is_value and number >= first_settable:
+                set_on_copy.append(override)
             else:
                 composed.append(str(override.input_line))
         base = self._base(tuple(composed))
-        # For `declared`: all words but those that set keys in a group.
+        # For `declared`: the words that choose groups or set Hydra's own keys.
         self._choices = tuple(str(override.input_line) for override in parsed if not _is_in_a_group(override))
         try:
-            for override in values:
+            for override in set_on_copy:
                 OmegaConf.update(base, str(override.key_or_group), override.value(), merge=True)
         except (OmegaConfBaseException, AssertionError):
             return self._load(words, RunMode.RUN)  # which raises Hydra's own error
@@ -288,10 +292,11 @@ class Composer:
         return base
 
     def _load(self, words: Sequence[str], mode: RunMode) -> DictConfig:
-        # Hydra would write its notes there before the run has locked its folder, readable by everybody.
-        quiet = "hydra.output_subdir=null"
-        others = [word for word in words if word != quiet]
-        return self._loader.load_configuration(self._name, [*others, quiet], run_mode=mode)
+        # Hydra would write its notes (.hydra/) into the run's folder before the run has locked it, and everybody could
+        # read them.
+        no_notes = "hydra.output_subdir=null"
+        others = [word for word in words if word != no_notes]
+        return self._loader.load_configuration(self._name, [*others, no_notes], run_mode=mode)
 
 
 def _is_in_a_group(override: Override) -> bool:
@@ -315,13 +320,14 @@ def _set_override_dirname(job: DictConfig, words: Sequence[str]) -> None:
 
 def keep_private(config: DictConfig) -> None:
     """Restrict the folder in which submitit pickles the jobs of a sweep to its owner: a job contains its config."""
-    given = OmegaConf.select(config, "hydra.launcher.submitit_folder")
-    if not given:
+    folder_setting = OmegaConf.select(config, "hydra.launcher.submitit_folder")
+    if not folder_setting:
         return
-    folder = Path(str(given).partition("%")[0])  # submitit replaces %j by the job's number
-    is_ours = not folder.exists() or folder.name == ".submitit"  # the default is in the sweep's folder
+    folder = Path(str(folder_setting).partition("%")[0])  # submitit replaces %j by the job's number
+    # A folder of the user's that exists already keeps its mode. The default, .submitit, is in the sweep's folder.
+    is_default_or_new = not folder.exists() or folder.name == ".submitit"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if is_ours:
+    if is_default_or_new:
         folder.chmod(0o700)
 
 
@@ -463,10 +469,10 @@ def run_dir(command: str, given: str | None, new: str) -> str:
 
 
 def job_dir(*, _root_: DictConfig) -> str:
-    """Return the folder of a job in its sweep."""
+    """Return the name of a job's folder in the folder of its sweep. Called as a resolver, with the config `_root_`."""
     tree: Any = {}
     for name in _root_:
-        if name == "hydra":
+        if name == "hydra":  # its settings contain this very folder
             continue
         value = _root_[name]
         if OmegaConf.is_config(value):

@@ -47,28 +47,37 @@ _PLUGINS = {
 
 
 def check_composed(config: DictConfig, argv: Sequence[str]) -> None:
-    """Check what is used of a config before a job checks all of it: Hydra makes the folder of a run before that.
+    """Check what Hydra itself uses of a composed config.
+
+    Before a job checks all of its config, Hydra makes the folder of the run, and builds its launcher and its sweeper.
+
+    Args:
+      config: the composed config.
+      argv: the words of the command line.
 
     Raises:
       ConfigError: a text has a NUL, or a setting of Hydra from which it builds the command has another type.
     """
     choices = config.hydra.runtime.choices
     tree: Any = OmegaConf.to_container(config, resolve=False)
-    own = tree.pop("hydra")  # it repeats the words of the command line
+    # Hydra's own settings repeat the words of the command line, and a NUL is to be reported with the user's key.
+    settings = tree.pop("hydra")
     key = parsing.key_with_nul(tree)
     if key:
         raise parsing.has_nul(key, schema.flatten(tree)[key], _origin(key, choices, argv))
     for name in ("launcher", "sweeper"):
         key = f"hydra.{name}"
-        if not isinstance(own.get(name), dict):
-            at = _origin(key, choices, argv)
+        if not isinstance(settings.get(name), dict):
+            origin = _origin(key, choices, argv)
             raise WrongType(
-                f"{at}{key}={as_typed(own.get(name))} is not a group of settings. Write hydra/{name}=basic."
+                f"{origin}{key}={as_typed(settings.get(name))} is not a group of settings. Write hydra/{name}=basic."
             )
     key = "hydra.verbose"
-    if isinstance(own["verbose"], dict):
-        at = _origin(key, choices, argv)
-        raise WrongType(f"{at}{key}={as_typed(own['verbose'])} is neither true, false, nor the names of loggers.")
+    if isinstance(settings["verbose"], dict):
+        origin = _origin(key, choices, argv)
+        raise WrongType(
+            f"{origin}{key}={as_typed(settings['verbose'])} is neither true, false, nor the names of loggers."
+        )
 
 
 def file_with(key: str, choices: Mapping[str, Any]) -> Path | None:
@@ -79,14 +88,18 @@ def file_with(key: str, choices: Mapping[str, Any]) -> Path | None:
       choices: group -> chosen option.
     """
     group = key.partition(".")[0]
-    # The file that is merged last comes first.
-    files = {f"experiment/{choices.get('experiment')}": "", "runner": "", f"{group}/{choices.get(group)}": f"{group}."}
-    for name, at in files.items():
+    # File -> what its keys begin with in the whole config. The file that is merged last comes first.
+    files_and_prefixes = {
+        f"experiment/{choices.get('experiment')}": "",
+        "runner": "",
+        f"{group}/{choices.get(group)}": f"{group}.",
+    }
+    for name, prefix in files_and_prefixes.items():
         file = Path("conf", f"{name}.yaml")
         if not file.is_file():
             continue
         tree: Any = OmegaConf.to_container(OmegaConf.load(file))
-        if isinstance(tree, dict) and key in schema.flatten(tree, at):
+        if isinstance(tree, dict) and key in schema.flatten(tree, prefix):
             return file
     return None
 
@@ -109,9 +122,9 @@ def check_groups(overrides: Sequence[str]) -> None:
     # Parse only words with a bracket: parsing one word by Hydra's grammar takes 1.5 ms (measured), at each start.
     with_bracket = [text for text in overrides if "[" in text]
     for _, override in _parse_overrides(with_bracket):
-        options = _list_in(override)
+        options = _list_of_options(override)
         group = str(override.key_or_group)
-        is_group = group in groups or group == "experiment" or "/" in group
+        is_group = group in groups or group == "experiment" or "/" in group  # hydra/launcher
         if options is None or not is_group:
             continue
         names = [str(option) for option in options]
@@ -124,7 +137,7 @@ def check_groups(overrides: Sequence[str]) -> None:
             raise NotAllowed(f"{written}: a group takes the names of its files.")
 
 
-def _list_in(override: Override) -> list[Any] | None:
+def _list_of_options(override: Override) -> list[Any] | None:
     """Return the list that an override gives, or the first one in a sweep over several values; None: it gives none."""
     value = override.value()
     values = value.list if isinstance(value, ChoiceSweep) else [value]
@@ -154,8 +167,11 @@ def groups_without_option(argv: Sequence[str]) -> list[str]:
 
 
 def misfit_typed(argv: Sequence[str]) -> ConfigError | None:
-    """Return the mistake of the first word of the command line whose value has a type that its key does not take."""
+    """Return the mistake of the first word of the command line whose value has a type that its key does not take; None:
+    there is none.
+    """
     for _, override in _parse_overrides(argv):
+        # The schema takes no value from a deletion, from the list of a sweep, or for one of Hydra's own keys.
         if override.is_delete() or override.is_sweep_override() or override.is_hydra_override():
             continue
         tree: Any = override.value()
@@ -190,7 +206,7 @@ def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any],
     Raises:
       ConfigError: a param is not declared, and its override does not begin with `+`.
     """
-    added: list[str] = []
+    added: list[str] = []  # keys after `+`: what stands below them is not checked either
     for text in overrides:
         override = OverridesParser.create().parse_override(text)
         if override.is_delete():
@@ -203,14 +219,15 @@ def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any],
 
 
 def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    """Check one key of the command line, if it stands below `vars` or `params`; see `check_declared_params`."""
     match = _PARAMS.fullmatch(key)
     if match is None:
         return
-    at = match[1]
-    if at == "vars":
-        _check_path(key, value, at, schema.value_at(declared, at) or {}, "the config")
+    mapping_key = match[1]  # `model.params`, `input.eval.test.params` or `vars`
+    if mapping_key == "vars":
+        _check_path(key, value, mapping_key, schema.value_at(declared, mapping_key) or {}, "the config")
         return
-    block = at.removesuffix(".params")
+    block = mapping_key.removesuffix(".params")
     blocks = [block]
     if block.startswith("input.eval."):
         blocks.append("input.eval")  # a named evaluation inherits its function and its params
@@ -221,7 +238,7 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
     is_handed_over = match[2].partition(".")[0] in _HANDED_OVER and block != "model"
     if is_of_another_function or is_handed_over:
         return
-    _check_path(key, value, at, params, f"the chosen {block.partition('.')[0]}")
+    _check_path(key, value, mapping_key, params, f"the chosen {block.partition('.')[0]}")
 
 
 def _function_of(blocks: Sequence[str], tree: Mapping[str, Any]) -> str | None:
@@ -233,32 +250,34 @@ def _function_of(blocks: Sequence[str], tree: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _check_path(key: str, value: Any, at: str, node: Any, where: str) -> None:
-    """Check that a mapping that any names are allowed in has a key of the command line.
+def _check_path(key: str, value: Any, mapping_key: str, node: Any, owner_in_words: str) -> None:
+    """Check that a key of the command line is declared in a mapping for which the schema allows any names.
 
     Args:
       key, value: the key, and its value.
-      at: the key of the mapping.
-      node: the mapping, as it was before.
-      where: whose it is, for the message.
+      mapping_key: the key of the mapping: `model.params`.
+      node: the mapping before the command line changed it. One that is empty declares nothing, and allows every key.
+      owner_in_words: the part of the config that declares the mapping, for the message.
 
     Raises:
-      UnknownKey: the mapping has others, but not this one.
+      UnknownKey: the mapping declares other keys, but not this one.
     """
-    path = key.removeprefix(f"{at}.").split(".")
-    for depth, name in enumerate(path):
+    names = key.removeprefix(f"{mapping_key}.").split(".")
+    for depth, name in enumerate(names):
         if not isinstance(node, Mapping) or not node:
             return
+        # Params that only hold mappings, such as `columns`, are tables: the names in them are the user's.
         is_table = depth > 0 and all(isinstance(entry, Mapping) for entry in node.values())
         if is_table:
             return
         if name not in node:
-            owner = ".".join([at, *path[:depth]])
+            owner = ".".join([mapping_key, *names[:depth]])
             shown = masked_override(f"{key}={as_typed(value)}")
             hint = did_you_mean(name, node)
             known = ", ".join(map(str, node))
             raise UnknownKey(
-                f"{shown}: {owner} of {where} has no {name!r}.{hint} Declared: {known}. To add one, write +{key}=..."
+                f"{shown}: {owner} of {owner_in_words} has no {name!r}.{hint} Declared: {known}. To add one, write "
+                f"+{key}=..."
             )
         node = node[name]
 
@@ -281,6 +300,7 @@ def mistake_in(error: Exception, argv: Sequence[str]) -> Exception:
 def _mistake_in_reading(error: Exception, argv: Sequence[str]) -> ConfigError | None:
     """Return the mistake in a word or a file that Hydra could not read; None if it has read all of them."""
     if isinstance(error, HydraException):
+        # The words by which such an error is told may be in the message of its cause.
         text = _text_on_defaults(f"{error}\n{error.__cause__}", argv)
         if text:
             return Malformed(text)
@@ -299,14 +319,18 @@ def _mistake_in_reading(error: Exception, argv: Sequence[str]) -> ConfigError | 
 
 
 def _innermost(error: Exception) -> Exception:
-    """Return the first of the errors about a composition that Hydra has wrapped in one another, or another error."""
+    """Return the innermost of the ConfigCompositionExceptions that Hydra has raised from each other; any other error
+    is returned itself.
+    """
     while isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, ConfigCompositionException):
         error = error.__cause__
     return error
 
 
 def _mistake_in_values(error: Exception, argv: Sequence[str]) -> ConfigError:
-    """Return the mistake in a value that Hydra has read and cannot use; in Hydra's words if they are not known here."""
+    """Return the mistake in a value that Hydra has read and cannot use; if the kind of error is not known here, in
+    Hydra's words.
+    """
     cause = error.__cause__
     said = str(error)
     is_of_composition = isinstance(error, ConfigCompositionException)
@@ -362,14 +386,16 @@ def _mistake_at_key(said: str, cause: BaseException | None, argv: Sequence[str])
     blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
     value = next(iter(blamed or typed), None)
     if is_misfit and value is None:
+        # No word sets this very key: a word may set it below a group (`train={max_steps: x}`), or a file does.
         return misfit_typed(argv) or wrong_type(key, value)
     if is_misfit:
         return wrong_type(key, value)
     if value is not None:
         return unknown_key(key, value)
+    # The message shows the word that sets something below the unknown key: `train.foo.bar=1` for `train.foo`.
     words = [word.lstrip("+") for word in argv]
-    below = [word for word in words if word.startswith(f"{key}.")]
-    return unknown_key(key, None, next(iter(below), ""))
+    words_below = [word for word in words if word.startswith(f"{key}.")]
+    return unknown_key(key, None, next(iter(words_below), ""))
 
 
 def _several_values(said: str, argv: Sequence[str]) -> ConfigError:
@@ -382,7 +408,8 @@ def _several_values(said: str, argv: Sequence[str]) -> ConfigError:
 
 
 def _text_on_defaults(said: str, argv: Sequence[str]) -> str | None:
-    """Return the message for a group that is chosen twice, on the command line or in an experiment's defaults list.
+    """Return the message for a mistake in an experiment's file that Hydra finds through its defaults list, or for a
+    group that `+group=option` adds although it exists.
 
     Args:
       said: Hydra's message.
@@ -406,9 +433,9 @@ def _text_on_defaults(said: str, argv: Sequence[str]) -> str | None:
     relative = re.search(r"(?:Could not override|Default for) 'experiment/([\w/]+)@", said)
     if relative:
         return f"{file}: write '- override /{relative[1]}: ...' in its defaults, with the slash."
-    not_there = re.search(r"In '(experiment/.+)': Could not find 'experiment/([\w/]+)/(\w+)'", said)
-    if not_there:
-        file, group, name = not_there.groups()
+    missing = re.search(r"In '(experiment/.+)': Could not find 'experiment/([\w/]+)/(\w+)'", said)
+    if missing:
+        file, group, name = missing.groups()
         return (
             f"conf/{file}.yaml: write '- override /{group}: {name}' in its defaults. '- {group}: {name}' means a file "
             f"in conf/experiment/{group}."
@@ -430,7 +457,9 @@ def _text_on_unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
         texts = [f"'{text.strip()}'" for text in value[1:-1].split(",")]
         quoted = masked_override(f"{key}=[{','.join(texts)}]")
         return f'cannot read {shown!r}: quote the texts of a list that have an equals sign: "{quoted}".'
-    if "${" in value or value.startswith(("[", "{", "'", '"')) or value.endswith(","):
+    # To quote all of such a value would change what it means, and Hydra's own reason says more.
+    is_structured = "${" in value or value.startswith(("[", "{", "'", '"')) or value.endswith(",")
+    if is_structured:
         return f"cannot read {shown!r}: {reason}"
     quoted = masked_override(f'{key}="{value}"')
     return (
@@ -457,16 +486,17 @@ def _text_on_word(word: str, argv: Sequence[str]) -> str:
 
 def _is_flat_list(value: str) -> bool:
     """Report whether a text is one list whose elements are plain: neither nested, nor quoted, nor interpolated."""
-    ends_with_list = value.find("]") == len(value) - 1
+    ends_with_list = value.find("]") == len(value) - 1  # the first bracket that closes is the last character
     return value.startswith("[") and ends_with_list and not re.search(r"[\[{'\"$]", value[1:])
 
 
 def _mistake_in_file(name: str, error: OmegaConfBaseException, argv: Sequence[str]) -> ConfigError:
     """Return the mistake in a config file, such as `train/default`, that Hydra could not merge with the others."""
     path = Path("conf", f"{name}.yaml")
-    further = read_flags(argv)[0].config_dir
-    if further and Path(further, f"{name}.yaml").is_file():
-        path = Path(further, f"{name}.yaml")
+    # The files of --config-dir take precedence over those of ./conf.
+    config_dir = read_flags(argv)[0].config_dir
+    if config_dir and Path(config_dir, f"{name}.yaml").is_file():
+        path = Path(config_dir, f"{name}.yaml")
     file = schema.as_shown(path)
     key = str(error.full_key or "")
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
@@ -495,11 +525,11 @@ def _misfit_in_file(path: Path, name: str) -> tuple[str, Any] | None:
     package = package_of(name, header)
     tree: Any = OmegaConf.to_container(config, resolve=False)
     # Hydra's own keys are not in the schema, and `defaults` is none of a config.
-    own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+    settings = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     if package != "_global_":
         for part in reversed(package.split(".")):
-            own = {part: own}
-    return parsing.misfit(schema.Config, own)
+            settings = {part: settings}
+    return parsing.misfit(schema.Config, settings)
 
 
 def _unresolved(error: InterpolationResolutionError, argv: Sequence[str]) -> ConfigError:
@@ -517,15 +547,16 @@ def _unresolved(error: InterpolationResolutionError, argv: Sequence[str]) -> Con
     texts = {name: str(value) for name, value in schema.flatten(tree).items() if "${" in str(value)}
     key = _last_unresolved(root, key, texts)
     choices = schema.value_at(tree, "hydra.runtime.choices")
+    # A job gets its config without Hydra's own settings.
     if not choices and HydraConfig.initialized():
         choices = HydraConfig.get().runtime.choices
-    at = _origin(key, choices or {}, argv)
+    origin = _origin(key, choices or {}, argv)
     shown = masked_override(f"{key}={texts.get(key)}")
-    return ConfigError(f"{at}{shown}: {first_line(error)}.")
+    return ConfigError(f"{origin}{shown}: {first_line(error)}.")
 
 
 def _last_unresolved(root: DictConfig, key: str, texts: Mapping[str, str]) -> str:
-    """Follow interpolations from a key without a value to the key that is the cause of it, and return that.
+    """Follow interpolations from a key that has no value to the last key on the way that has none, and return that.
 
     Args:
       root: the config.

@@ -21,12 +21,12 @@ def sweep_id(overrides: Iterable[str]) -> str:
 
     A dry run of a sweep (`command=dry_run`) has the name of the sweep itself.
     """
-    counted = []
+    identifying = []
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
         if text != "command=dry_run" and not is_shown_only(key):
-            counted.append(text)
-    return _hash(sorted(counted))
+            identifying.append(text)
+    return _hash(sorted(identifying))
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
@@ -68,10 +68,11 @@ def _changed(tree: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
     for name, value in tree.items():
         default = getattr(defaults, name, None)
         if name == "eval" and isinstance(defaults, schema.InputConfig):
+            # The schema's default is an empty mapping. The keys of a single evaluation have those of a block.
             default = schema.InputBlock()
         if isinstance(value, Mapping) and dataclasses.is_dataclass(default):
             value = _changed(value, default)
-            default = {}
+            default = {}  # a group without changed settings is left out
         if name not in settings or (value != default and not settings[name].metadata.get("shown_only")):
             changed[name] = value
     return changed

@@ -36,19 +36,19 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
       ConfigError: the model needs Keras 2, which is not installed.
     """
     model = config.model
-    is_decided = model.classic != "auto" and model.keras == "keras3"
-    if not any(key == "model.fn" for key, _, _ in config.functions()) or is_decided:
+    needs_no_source = model.classic != "auto" and model.keras == "keras3"
+    if not any(key == "model.fn" for key, _, _ in config.functions()) or needs_no_source:
         return config, ""
-    uses, imports_keras = _uses(config)
-    classic_use = _first(uses, _CLASSIC)
+    uses, imports_keras = _find_uses(config)
+    classic_use = _first_use_of(uses, _CLASSIC)
     is_classic = model.classic
     if is_classic == "auto":
         is_classic = classic_use is not None
-    keras_use = _first(uses, _OF_TF_KERAS)
+    keras_use = _first_use_of(uses, _OF_TF_KERAS)
     is_undecided = model.keras == "auto" and keras_use is None
     if is_undecided and is_classic and not imports_keras:
-        # What was written for tf.estimator means Keras 2 by `tf.keras`.
-        keras_use = _first(uses, ("keras",))
+        # What was written for tf.estimator means Keras 2 by `tf.keras`, unless it imports the package keras as well.
+        keras_use = _first_use_of(uses, ("keras",))
     keras = _decide_keras(model.keras, keras_use, env)
     if keras == "legacy" and not legacy_keras.is_installed():
         raise NotFound(
@@ -99,7 +99,7 @@ def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
     return {**env, legacy_keras.VARIABLE: asks_for_keras_2}
 
 
-def _first(uses: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+def _first_use_of(uses: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     """Return the first use of one of `names`, or of a name below it; None if there is none."""
     for used, use in uses.items():
         if any(f"{used}.".startswith(f"{name}.") for name in names):
@@ -107,21 +107,21 @@ def _first(uses: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _uses(config: Config) -> tuple[dict[str, str], bool]:
+def _find_uses(config: Config) -> tuple[dict[str, str], bool]:
     """Return the TensorFlow names in the files of the user's functions.
 
     Returns:
       (name without `compat.v1` -> its first use in words, whether one of the files imports the package `keras` itself).
     """
-    waiting: list[Path | None] = [user_code.locate(*function).file for function in config.functions()]
+    files_to_read: list[Path | None] = [user_code.locate(*function).file for function in config.functions()]
     uses: dict[str, str] = {}
     imports_keras = False
-    read: set[Path] = set()
-    while waiting and len(read) < _MAX_FILES:
-        file = waiting.pop(0)
-        if file is None or file in read:
+    read_files: set[Path] = set()
+    while files_to_read and len(read_files) < _MAX_FILES:
+        file = files_to_read.pop(0)
+        if file is None or file in read_files:
             continue
-        read.add(file)
+        read_files.add(file)
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -129,5 +129,5 @@ def _uses(config: Config) -> tuple[dict[str, str], bool]:
         imports_keras = imports_keras or bool(source_names.uses(tree, "keras"))
         for use in source_names.uses(tree):
             uses.setdefault(use.api_name, f"tf.{use.api_name} in {os.path.relpath(file)}, line {use.line}")
-        waiting += source_names.imported_files(tree, file, [Path.cwd()])
+        files_to_read += source_names.imported_files(tree, file, [Path.cwd()])
     return uses, imports_keras

@@ -61,13 +61,14 @@ def has_nul(key: str, value: Any, at: str = "") -> ConfigError:
 
 
 def _parse(tree: Mapping[str, Any]) -> Config:
+    """Return the checked config, as `parse` does; messages about mistakes may show secrets."""
     key = key_with_nul(tree)
     if key is not None:
         raise has_nul(key, schema.flatten(tree)[key])
     for key, value in schema.flatten(tree).items():
         if value == _MISSING or (isinstance(value, list) and _MISSING in value):
             raise NotSet(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
-    settings = _typed(Config, tree, "")
+    settings = _merge_typed(Config, tree, "")
     _read_numbers(Config, settings)
     values: Any = OmegaConf.to_container(settings)
     _check_limits(RunSettings, values["run"], "run")  # first, because checks of other keys use run.seed
@@ -77,7 +78,7 @@ def _parse(tree: Mapping[str, Any]) -> Config:
     config: Config = OmegaConf.to_object(settings)  # type: ignore[assignment]
     # OmegaConf leaves what stands below free names as plain mappings: evaluations, vocabularies, hooks.
     inputs = dataclasses.replace(config.input, eval=evals)
-    secrets = _with_inherited(config.run.secrets, evals)
+    secrets = _with_inherited_secrets(config.run.secrets, evals)
     vocabularies = _vocabularies(config.train.warm_start)
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=vocabularies)
     train_hooks = _hooks("train.hooks", config.train.hooks)
@@ -132,17 +133,26 @@ def thawed(node: Any) -> Any:
 
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
     """Return `tree` as an instance of the dataclass `cls`; `at` is the key of the tree, for messages."""
-    settings = _typed(cls, tree, at)
+    settings = _merge_typed(cls, tree, at)
     _check_limits(cls, OmegaConf.to_container(settings), at)
     return OmegaConf.to_object(settings)
 
 
-def _typed(cls: type, tree: Mapping[str, Any], at: str) -> Any:
-    """Return the settings of the dataclass `cls` for OmegaConf: `tree` with its types checked, and the defaults."""
+def _merge_typed(cls: type, tree: Mapping[str, Any], at: str) -> Any:
+    """Return the settings of the dataclass `cls` for OmegaConf: the defaults, with `tree` merged over them.
+
+    Args:
+      cls: the dataclass.
+      tree: the settings that are set.
+      at: the key of the tree, for messages.
+
+    Raises:
+      ConfigError: a key does not exist, or a value has a type that the key does not take.
+    """
     try:
         return OmegaConf.merge(_node(cls), tree)
     except OmegaConfBaseException as error:
-        _translate(error, cls, tree, at)
+        _raise_mistake(error, cls, tree, at)
 
 
 def _node(cls: type) -> Any:
@@ -162,11 +172,13 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
     adds named blocks to the one block of an input's file, they inherit the settings of that block.
     """
     settings = _keys_of(InputBlock)
+    # The names in `input.eval` are settings of one block, names of blocks, or both.
     common = {name: value for name, value in tree.items() if name in settings}
     named = {str(name): block for name, block in tree.items() if name not in settings}
     if common and not named:
         return {"": _merge(InputBlock, common, schema.eval_key(""))}
     for name, block in named.items():
+        # Beside settings of the one block, a name like one of them was meant as a setting, and not as an evaluation.
         is_misspelt = bool(nearest(name, settings, cutoff=0.8))
         if common and (is_misspelt or not isinstance(block, Mapping)):
             raise unknown_key(schema.eval_key(name), block)
@@ -183,18 +195,22 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
     return evals
 
 
-def _with_inherited(secrets: list[str] | None, evals: Mapping[str, Any]) -> list[str] | None:
-    """Return `run.secrets` with the keys that named blocks of `input.eval` inherit from it, for those listed there."""
+def _with_inherited_secrets(secrets: list[str] | None, evals: Mapping[str, Any]) -> list[str] | None:
+    """Return `run.secrets` with the keys under which an inherited secret of `input.eval` stands, too.
+
+    A key beside named evaluations (`input.eval.params.token`) is inherited by each of them
+    (`input.eval.<name>.params.token`). So if it is listed, its keys in the evaluations are added.
+    """
     if secrets is None:
         return None
     entries = dict.fromkeys(secrets)
     for entry in secrets:
-        setting = entry.removeprefix("input.eval.")
-        first = setting.partition(".")[0]
-        is_common = setting != entry and first not in evals
+        inherited_key = entry.removeprefix("input.eval.")  # unchanged if the entry is the key of something else
+        first = inherited_key.partition(".")[0]
+        is_common = inherited_key != entry and first not in evals
         for name in evals:
             if is_common and name:
-                entries[f"input.eval.{name}.{setting}"] = None
+                entries[f"input.eval.{name}.{inherited_key}"] = None
     return list(entries)
 
 
@@ -216,7 +232,8 @@ def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
     return {name: _merge(VocabularyConfig, block, f"{_VOCABULARIES}.{name}") for name, block in blocks}
 
 
-def _translate(error: OmegaConfBaseException, cls: type, tree: Mapping[str, Any], at: str) -> NoReturn:
+def _raise_mistake(error: OmegaConfBaseException, cls: type, tree: Mapping[str, Any], at: str) -> NoReturn:
+    """Raise a ConfigError for an error of OmegaConf; the arguments are those of `_merge_typed`."""
     key = str(error.full_key or "")
     full_key = f"{at}.{key}".strip(".")
     if isinstance(error, ConfigKeyError):
@@ -245,6 +262,7 @@ def misfit(cls: type, tree: Mapping[str, Any], at: str = "") -> tuple[str, Any] 
         key = f"{at}.{name}".lstrip(".")
         if _fits(cls, key, value):
             continue
+        # A group that takes keys, but not all of these: look for the first wrong one below it.
         takes_keys = isinstance(value, Mapping) and _fits(cls, key, {})
         if not takes_keys:
             return key, value
@@ -262,7 +280,7 @@ def _fits(cls: type, key: str, value: Any) -> bool:
     try:
         OmegaConf.merge(_node(cls), tree)
     except ConfigKeyError:
-        return True
+        return True  # no key of the schema
     except (OmegaConfBaseException, ValueError):
         return False
     return True
@@ -273,8 +291,9 @@ def _keys_of(cls: type) -> list[str]:
 
 
 def _read_numbers(cls: type, settings: Any) -> None:
-    """Make a number of a text such as that of `${oc.env:N}` where a key takes auto or a number; OmegaConf does so where
-    a key takes a number only.
+    """Replace, in place, a text that is a number where a key takes a number or auto.
+
+    An interpolation such as `${oc.env:N}` gives a text. OmegaConf itself converts it where a key takes only a number.
 
     Args:
       cls: the dataclass of the settings.
@@ -292,7 +311,7 @@ def _read_numbers(cls: type, settings: Any) -> None:
 def _check_limits(cls: type, values: Any, at: str) -> None:
     """Check the settings of a dataclass, and of those nested in it, against the limits that their fields declare.
 
-    Here they are still plain values: the constructors check them again, and do not know the keys.
+    The values are still plain ones. The constructors, called later, check the same limits, but cannot name the keys.
 
     Args:
       cls: the dataclass.

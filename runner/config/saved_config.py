@@ -60,15 +60,16 @@ def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides:
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     keys = [str(override.key_or_group).replace("/", ".") for override in parsed]  # `a.b` for `++a.b=1`, `~a.b`, `a/b=x`
+    # A key without a dot that the config does not have is a group of the user's own.
     if any("." not in key and key not in composed for key in keys) or "experiment" in keys:
         return copy.deepcopy(dict(composed))
     tree = copy.deepcopy(dict(saved))
     for key in (*keys, *_OF_THIS_COMMAND):
-        _take(tree, composed, key.split("."))
+        _copy_value(tree, composed, key.split("."))
     return tree
 
 
-def _take(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:
+def _copy_value(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:
     """Copy the value at `path` from `composed` to `tree`; delete it from `tree` if `composed` lacks it."""
     for part in path[:-1]:
         if not isinstance(composed.get(part), Mapping):

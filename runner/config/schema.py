@@ -62,9 +62,10 @@ SEED_BITS = 31
 """Number of bits of the random seed that a run gets if `run.seed` is null."""
 
 
-_APPLIES = "computes and applies its gradients itself, replica by replica"
-_APPLIES_AT_ONCE = f"{_APPLIES}, so they cannot be separated from the update, which XLA must not compile"
-_APPLIES_UNSCALED = {"mixed_float16": f"{_APPLIES}, so they cannot be scaled"}
+# Why only the default of a setting works with train_op=: the ends of "train_op=, which ..." (`limits.setting`).
+_APPLIES_GRADIENTS = "computes and applies its gradients itself, replica by replica"
+_APPLIES_AT_ONCE = f"{_APPLIES_GRADIENTS}, so they cannot be separated from the update, which XLA must not compile"
+_APPLIES_UNSCALED = {"mixed_float16": f"{_APPLIES_GRADIENTS}, so they cannot be scaled"}
 _HAS_RATE = "has its learning rate in it"
 
 
@@ -270,8 +271,8 @@ class TrainConfig:
     max_epochs: int | None = setting(None, minimum=1)
     max_secs: float | None = setting(None, above=0)
     steps_per_loop: Any = count("auto", minimum=1, auto=True)
-    gradient_accumulation: Any = count(1, minimum=1, auto=True, needs_optimizer=_APPLIES, not_eager=True)
-    clip_global_norm: float | None = setting(None, above=0, needs_optimizer=_APPLIES)
+    gradient_accumulation: Any = count(1, minimum=1, auto=True, needs_optimizer=_APPLIES_GRADIENTS, not_eager=True)
+    clip_global_norm: float | None = setting(None, above=0, needs_optimizer=_APPLIES_GRADIENTS)
     jit: bool = setting(False, needs_optimizer=_APPLIES_AT_ONCE, not_eager=True)
     precision: str = setting(
         "float32", choices=("float32", "mixed_bfloat16", "mixed_float16"), needs_optimizer=_APPLIES_UNSCALED,
@@ -285,7 +286,7 @@ class TrainConfig:
     reduce_lr_on_plateau: ReduceLROnPlateau = ReduceLROnPlateau()
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     log_steps: int | None = setting(100, minimum=1)
-    log_gradient_norm: bool = setting(False, needs_optimizer=_APPLIES)
+    log_gradient_norm: bool = setting(False, needs_optimizer=_APPLIES_GRADIENTS)
     metrics: bool = False
     summary_steps: int | None = setting(100, minimum=1)
     hooks: list[Any] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Uses(ast.NodeVisitor):
         self.found: list[Any] = []
         self._roots = roots
         self._bound: dict[str, str] = {}
-        self._handlers = 0
+        self._num_except_around = 0
 
     def use(self, line: int, column: int, name: str, **facts: Any) -> Any:
         """Return the record of a place where `name` is used; subclasses store `facts` in it, too."""
@@ -102,12 +102,13 @@ class Uses(ast.NodeVisitor):
                 self._bind(target.id, name)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._handlers += 1  # imports in `try` are followed; the substitutes that `except` imports are not
+        self._num_except_around += 1  # imports in `try` are followed; the substitutes that `except` imports are not
         self.generic_visit(node)
-        self._handlers -= 1
+        self._num_except_around -= 1
 
     def _bind(self, local: str, name: str) -> None:
-        if not self._handlers or local not in self._bound:
+        """Note that `local` stands for the dotted name `name`, unless this is a substitute in an `except`."""
+        if not self._num_except_around or local not in self._bound:
             self._bound[local] = canonical(name)
 
     # --- where it is used ------------------------------------------------------------------------------------------

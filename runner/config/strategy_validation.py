@@ -157,27 +157,28 @@ def _check_fewer_workers(config: Config, least: int, num_replicas: int | None) -
     """
     most = config.cluster.num_workers
     train = config.input.train
-    may = f"cluster.min_workers={least}, with which {most} workers may become {least}"
+    given = f"cluster.min_workers={least}, with which {most} workers may become {least}"
     if train.shard != "examples":
         raise Conflict(
-            f"{may}: with input.train.shard={train.shard} fewer workers may not go on at the next example. Set "
+            f"{given}: with input.train.shard={train.shard} fewer workers may not go on at the next example. Set "
             "input.train.shard=examples."
         )
     if config.train.learning_rate_scaling != "none":
         raise Conflict(
-            f"{may}: train.learning_rate_scaling={config.train.learning_rate_scaling} would change the learning rate "
+            f"{given}: train.learning_rate_scaling={config.train.learning_rate_scaling} would change the learning rate "
             "with them. Set it to none, and the rate in the model."
         )
     if train.batch_size is None:
-        raise NotSet(f"{may}: with input.train.batch_size=null a step would have other examples. Set a batch size.")
+        raise NotSet(f"{given}: with input.train.batch_size=null a step would have other examples. Set a batch size.")
+    # The parts that one worker makes of its rows: replicas x micro-batches.
     parts = (num_replicas or config.strategy.virtual_devices or 1) * config.train.first_accumulation
-    refused = [count for count in range(most, least - 1, -1) if train.batch_size % (count * parts)]
-    if refused:
+    refused_counts = [count for count in range(most, least - 1, -1) if train.batch_size % (count * parts)]
+    if refused_counts:
         unit = math.lcm(*range(least, most + 1)) * parts
         use = f"a multiple of {unit}, or " if unit <= MOST_COUNTED else ""
-        counts = ", ".join(map(str, refused[:9]))
+        counts = ", ".join(map(str, refused_counts[:9]))
         raise OutOfRange(
-            f"{may}: input.train.batch_size={train.batch_size} does not divide over {counts} workers x {parts} "
+            f"{given}: input.train.batch_size={train.batch_size} does not divide over {counts} workers x {parts} "
             f"(replicas x micro-batches of each). Use {use}a larger cluster.min_workers."
         )
 
@@ -195,22 +196,22 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     """
     size = config.input.train.batch_size
     strategy = config.strategy
-    parts = config.train.first_accumulation
+    num_micro_batches = config.train.first_accumulation
     replicas = 1
     if strategy.name in ("mirrored", "central_storage"):
         num_devices = len(strategy.devices or ())
         replicas = num_devices or strategy.num_gpus or strategy.virtual_devices or 1
     if strategy.name == "multi_worker":
         replicas = num_workers * (strategy.virtual_devices or 1)
-    unit = replicas * parts
+    unit = replicas * num_micro_batches
     if size is None or size % unit == 0 or config.command not in schema.TRAINING_COMMANDS:
         return
     below = size // unit * unit
     above = below + unit
     use = f"{below} or {above}" if below else f"{above}"
     over = f"{replicas} replicas"
-    if parts != 1:
-        over = f"{replicas} x {parts} parts (train.gradient_accumulation={parts})"
+    if num_micro_batches != 1:
+        over = f"{replicas} x {num_micro_batches} parts (train.gradient_accumulation={num_micro_batches})"
     message = f"input.train.batch_size={size} does not divide over {over}. Use {use}."
     if why:
         message = f"{message} {why}"

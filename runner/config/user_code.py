@@ -63,21 +63,24 @@ def locate(key: str, name: str, default: str) -> Location:
     """
     if name.partition(".")[0] == _MAIN:
         return _locate_in_main(key, name, default)
-    spec, rest, directories = _deepest_module(key, name)
-    attribute = ".".join(rest) or default
+    spec, remaining_parts, submodule_folders = _deepest_module(key, name)
+    attribute = ".".join(remaining_parts) or default
     file: Path | None = None
     if spec.origin and spec.origin.endswith(".py"):
         file = Path(spec.origin)
-    is_bare = spec.origin is None and bool(directories)
+    lacks_init_file = spec.origin is None and bool(submodule_folders)
     defined: set[str] | None = None
-    if is_bare:
+    if lacks_init_file:
         defined = set()  # a package without __init__.py defines no names itself
     elif file is not None:
         defined = _top_level_names(file)
     first = attribute.split(".")[0]
     if defined is not None and first not in defined:
-        if is_bare or (rest and directories):
-            raise UserCodeError(_missing_module(f"{key}={name}", spec.name, rest, directories, defined))
+        # In a package, the name is that of a module that is not there, rather than of a function.
+        if lacks_init_file or (remaining_parts and submodule_folders):
+            raise UserCodeError(
+                _missing_module(f"{key}={name}", spec.name, remaining_parts, submodule_folders, defined)
+            )
         hint = did_you_mean(first, defined)
         raise UserCodeError(f"{key}={name}: {file} does not define {first!r}.{hint} Use {spec.name}.<function>.")
     return Location(spec.name, attribute, file)
@@ -191,22 +194,22 @@ def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
     return None
 
 
-def _missing_module(written: str, package: str, rest: list[str], path: list[str], defined: Iterable[str]) -> str:
-    """Return the message for a dotted name of which `package` exists and the parts in `rest` do not.
+def _missing_module(written: str, package: str, parts: list[str], folders: list[str], defined: Iterable[str]) -> str:
+    """Return the message for a dotted name of which `package` exists and the remaining parts do not.
 
     Args:
       written: the setting as the user wrote it.
       package: the part of the name that exists.
-      rest: the remaining parts.
-      path: the folders of the package's modules.
+      parts: the remaining parts of the name.
+      folders: the folders of the package's modules.
       defined: names that the package itself defines.
     """
-    names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
-    directories = ", ".join(entry for entry in path if os.path.isdir(entry))
-    if not rest:
+    names = sorted(module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_"))
+    searched = ", ".join(entry for entry in folders if os.path.isdir(entry))
+    if not parts:
         return f"{written} is a package. Name a module in it: {', '.join(names) or 'it has none'}."
-    hint = did_you_mean(rest[0], [*names, *defined])
-    return f"{written}: no {rest[0]!r} in {package} ({directories}).{hint} There are: {', '.join(names) or 'none'}."
+    hint = did_you_mean(parts[0], [*names, *defined])
+    return f"{written}: no {parts[0]!r} in {package} ({searched}).{hint} There are: {', '.join(names) or 'none'}."
 
 
 def _top_level_names(file: Path) -> set[str] | None:

@@ -190,11 +190,12 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
 
 def _check_folders(config: Config) -> Iterator[ConfigError]:
     """Yield a message for each URL that cannot be written to: `hdfs://bucket` would become a folder named `hdfs:`."""
+    # The folders of a run may be in an object store; those of other commands are on this machine.
     is_of_a_run = config.command not in schema.ENVIRONMENT_COMMANDS or config.command == "cluster_info"
     for key in ("model_dir", "export.dir", "sweep.dir", "predict.output", "new.path"):
-        may_be_store = key in ("model_dir", "export.dir", "sweep.dir") and is_of_a_run
+        may_be_in_store = key in ("model_dir", "export.dir", "sweep.dir") and is_of_a_run
         folder = operator.attrgetter(key)(config)
-        mistake = url_mistake(f"{key}=", folder, may_be_store=may_be_store)
+        mistake = url_mistake(f"{key}=", folder, may_be_store=may_be_in_store)
         if mistake:
             yield NotAllowed(mistake)
 
@@ -282,6 +283,7 @@ def _check_train_input(config: Config) -> Iterator[ConfigError]:
         return
     block = config.input.train
     if block.options.deterministic is False:
+        # The saved state of an iterator goes on with the order of its start; a count needs one order in all starts.
         for key, value in _settings_that_need_order(config, "counted"):
             yield Conflict(
                 f"input.train.options.deterministic=false with {key}={value}: the examples come in a different order "
@@ -328,6 +330,7 @@ def _check_data_service(config: Config) -> Iterator[ConfigError]:
         yield Empty("input.train.service.job_name='' is empty. Use a name, or null.")
     if not service.address or config.command not in schema.TRAINING_COMMANDS:
         return
+    # input_state=counted is allowed: the service warns that a resumed run may skip other batches.
     for key, value in _settings_that_need_order(config, "saved"):
         yield Conflict(
             f"input.train.service.address={service.address} with {key}={value}: a service returns elements in no "
@@ -346,6 +349,7 @@ def _check_data_service(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_evaluation(config: Config) -> Iterator[ConfigError]:
+    """Yield messages about names of evaluations, and about settings of evaluations that the run does not have."""
     names = {schema.eval_key(name): name for name in config.input.evals if name}
     if config.eval.name is not None:
         names[f"eval.name={config.eval.name}"] = config.eval.name
@@ -371,17 +375,17 @@ def _check_evaluation_name(config: Config) -> Iterator[ConfigError]:
         )
     if config.command != "evaluate":
         return
-    of_run = _evaluations_of_run(Path(str(config.model_dir)))
-    for own, block in config.input.evals.items():
-        recorded = config.eval.recorded_name(own)
-        of_same_name = of_run.get(recorded)
-        if of_same_name is None:
+    evaluations_of_run = _evaluations_of_run(Path(str(config.model_dir)))
+    for own_name, block in config.input.evals.items():
+        recorded = config.eval.recorded_name(own_name)
+        block_of_run = evaluations_of_run.get(recorded)
+        if block_of_run is None:
             continue
-        changed = [key for key in ("fn", "params") if of_same_name.get(key) != getattr(block, key)]
+        changed = [key for key in ("fn", "params") if block_of_run.get(key) != getattr(block, key)]
         if changed:
             yield Conflict(
-                f"{schema.eval_key(own)}.{changed[0]} differs from the setting of the run in {config.model_dir}, so "
-                f"the new metrics would replace the run's own {evaluation_prefix(recorded)}/... Choose a name that "
+                f"{schema.eval_key(own_name)}.{changed[0]} differs from the setting of the run in {config.model_dir}, "
+                f"so the new metrics would replace the run's own {evaluation_prefix(recorded)}/... Choose a name that "
                 "the run does not have, such as eval.name=test"
             )
 
@@ -580,6 +584,7 @@ def _check_evaluator(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_prediction(config: Config) -> Iterator[ConfigError]:
+    """Yield messages about a file of predictions without a known format, and an empty list of predictions."""
     output = config.predict.output
     keys = config.predict.keys
     if output is not None and not output.endswith(tuple(PREDICTION_FORMATS)):

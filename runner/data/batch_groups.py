@@ -98,12 +98,12 @@ class BatchGroups:
     def __init__(self, iterator: tf.data.Iterator, num_steps: tf.Tensor, per_step: int = 1) -> None:
         self._spec = iterator.element_spec
         self._per_step = per_step
-        steps = max(1, GROUP_SIZE // per_step)
+        steps_per_group = max(1, GROUP_SIZE // per_step)
         num_steps = tf.cast(num_steps, tf.int64)
         with tf.device("CPU:0"):
-            full = _build_groups(iterator, num_steps // steps, steps * per_step)
-            rest = _build_groups(iterator, num_steps % steps, per_step)
-            groups = full.concatenate(rest).prefetch(1)
+            full_groups = _build_groups(iterator, num_steps // steps_per_group, steps_per_group * per_step)
+            groups_of_one_step = _build_groups(iterator, num_steps % steps_per_group, per_step)
+            groups = full_groups.concatenate(groups_of_one_step).prefetch(1)
             self._groups = iter(groups.with_options(as_it_is()))
 
     def get_next(self) -> Group:
@@ -146,13 +146,13 @@ def are_small(element_spec: Any, rows: float) -> bool:
             continue
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
             return False
-        dims: list[Any] = list(spec.shape)
-        if dims and dims[0] is None:
-            dims[0] = rows
-        if None in dims:
+        dimensions: list[Any] = list(spec.shape)
+        if dimensions and dimensions[0] is None:
+            dimensions[0] = rows
+        if None in dimensions:
             return False
         bytes_of_value = spec.dtype.size or _TEXT_BYTES
         if spec.dtype == tf.string:
             bytes_of_value = _TEXT_BYTES
-        total += bytes_of_value * math.prod(dims)
+        total += bytes_of_value * math.prod(dimensions)
     return GROUP_SIZE * total <= MAX_GROUP_BYTES

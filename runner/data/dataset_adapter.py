@@ -151,21 +151,26 @@ class _List(dict[int, Any]):
 
 
 class _Keyed(dict["_Key", Any]):
-    """A dict whose keys have no order, such as "a" and 0. tf.data sorts those of this one."""
+    """Stands for a dict whose keys have no order, such as "a" and 0. tf.data sorts keys, so this dict has _Keys."""
 
 
 class _Constant(dict["_Key", Any]):
-    """A value without tensors, the `given` of the only key. tf.data needs a tensor, which is a stand-in."""
+    """Stands for a value without tensors, which is the `original` of its only key. The item of the key is a stand-in,
+    because tf.data needs a tensor.
+    """
 
 
 class _Key(str):
-    """A key that tf.data can sort and hash, for the key or value `given`."""
+    """A key that tf.data can sort and hash. It stands for the key or value `original`.
 
-    given: Any
+    Keys sort by `place`, the number of a key in its dict.
+    """
 
-    def __new__(cls, given: Any, place: int = 0) -> _Key:
-        key = super().__new__(cls, f"{place:04}: {given!r}")
-        key.given = given
+    original: Any
+
+    def __new__(cls, original: Any, place: int = 0) -> _Key:
+        key = super().__new__(cls, f"{place:04}: {original!r}")
+        key.original = original
         return key
 
 
@@ -175,17 +180,19 @@ def _keep_constant(value: Any) -> _Constant:
 
 def keeping_values(result: Any) -> Any:
     """Return the result of an input function in a form in which tf.data keeps its lists of tensors and its values that
-    are no tensors, as in a session. `as_given` makes the same of it again.
+    are no tensors, as in a session. `as_given` converts features or labels of this form back.
     """
 
-    def kept(value: Any) -> Any:
+    def keep(value: Any) -> Any:
+        """Return a part of the result in that form."""
         if isinstance(value, _PLAIN):
             return _keep_constant(value)
         if isinstance(value, list):
-            items = _List(enumerate(map(kept, value)))
+            items = _List(enumerate(map(keep, value)))
         else:
-            items = _of_items(value, kept)
+            items = _map_items(value, keep)
         if isinstance(value, dict | list | tuple):
+            # All of a structure without tensors is one constant.
             parts = items.values() if isinstance(items, dict) else items
             if all(part is None or isinstance(part, _Constant) for part in parts):
                 return _keep_constant(value)
@@ -199,11 +206,11 @@ def keeping_values(result: Any) -> Any:
     if result is None:
         return _keep_constant(None)
     if not isinstance(result, tuple | list):
-        return kept(result)
-    features, *others = map(kept, result)  # (features, labels) may be a list, too
-    if features is None:
+        return keep(result)
+    features, *rest = map(keep, result)  # (features, labels) may be a list, too
+    if features is None:  # features must not be left out; labels of None may be
         features = _keep_constant(None)
-    return (features, *others)
+    return (features, *rest)
 
 
 def _have_no_order(keys: Iterable[Any]) -> bool:
@@ -218,16 +225,16 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 def as_given(structure: Any) -> Any:
     """Return features or labels, or their specs, with the lists, values and keys that the input function returned."""
     if isinstance(structure, _Constant):
-        return next(iter(structure)).given
-    items = _of_items(structure, as_given)
+        return next(iter(structure)).original
+    items = _map_items(structure, as_given)
     if isinstance(items, _Keyed):
-        return {key.given: item for key, item in items.items()}
+        return {key.original: item for key, item in items.items()}
     if isinstance(items, _List):
         return list(items.values())
     return items
 
 
-def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
+def _map_items(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a dict or tuple with `function` applied to each item; any other value unchanged."""
     if isinstance(value, dict):
         items = copy.copy(value)  # of the same type, in the same order
@@ -241,6 +248,12 @@ def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _normalise(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
+    """Return a dataset whose elements are (features,) or (features, labels), from a dataset of features, (features,
+    None), (features, labels), or (features, labels, sample_weight).
+
+    Raises:
+      ValueError: the elements of the dataset of the function `name` have other parts, or no tensors.
+    """
     # tf.data short-circuits maps that only pass on their arguments: they cost nothing measurable.
     # Not `dataset.map`: that of a TensorFlow 1 dataset loses the cardinality.
     mapped = tf.data.Dataset.map
@@ -319,31 +332,33 @@ def call_input_fn(
     Raises:
       ValueError: `fn` takes several elements of one iterator for one batch.
     """
-    rest = GraphFromHere()
-    graph = InputGraph(rest, name, as_in_session=as_in_session, seed=graph_seed)
-    # A draw takes an element of this dataset, which has one for each step.
-    each = tf.data.Dataset.from_tensors(0).repeat()
-    drawn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    graph_from_here = GraphFromHere()
+    graph = InputGraph(graph_from_here, name, as_in_session=as_in_session, seed=graph_seed)
+    # A draw is an operation that is random or runs Python. In a session, the first one takes an element of this dataset
+    # as `get_next` takes one of an iterator: the graph begins there, and all that follows is computed in each step.
+    one_per_step = tf.data.Dataset.from_tensors(0).repeat()
+    taking_draws: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if as_in_session:
-        drawn = before_draws(lambda: graph.take_of(each))
-    token = _under_way.set(graph)
+        taking_draws = before_draws(lambda: graph.take_of(one_per_step))
+    context_token = _under_way.set(graph)
     try:
-        with rest, _take_from_iterators(graph, are_first=True), drawn:
+        with graph_from_here, _take_from_iterators(graph, are_first=True), taking_draws:
             result = fn()
-    except _LateIterator:
+    except _LateIterator:  # a dataset made in the graph cannot be read outside of it
         graph.is_closed = True
         return _call_twice(fn, name)
     except Exception as error:
-        if _NO_PLACEHOLDER in str(error):
+        if _NO_PLACEHOLDER in str(error):  # the function makes a placeholder before its first element
             return _build_fed_by_hooks(fn, graph)
-        if not graph.begins_with(each) or graph.reads_queues:
+        if not graph.begins_with(one_per_step) or graph.reads_queues:
             raise
-        result = each  # what follows a draw may need eager tensors
+        # What follows a draw may need eager tensors, so the function is called once more below, without a graph.
+        result = one_per_step
     finally:
-        _under_way.reset(token)
+        _under_way.reset(context_token)
     if isinstance(result, tf.data.Dataset):
-        # A dataset of what was drawn cannot be in a graph, and has one draw for all its elements.
-        if graph.begins_with(each):
+        # A dataset that is made of a draw has one draw for all its elements, and cannot be in a graph.
+        if graph.begins_with(one_per_step):
             return keeping_values(fn())
         return result
     if graph.has_begun:
@@ -377,7 +392,7 @@ class Taken:
       inputs: placeholders of the element, flat.
       dataset: returns the dataset of these elements; called when the input function has returned.
       sources: what an element of that dataset is computed from.
-      of: the iterator or dataset; None: a queue.
+      of: the iterator or dataset from which the element is taken; None: a queue.
       is_used: the batch depends on it. In a session nothing else runs.
     """
 
@@ -472,19 +487,22 @@ class InputGraph:
         return [taken for taken in self.taken if taken.is_of(running)]
 
     def computed(self, result: Any, sources: Sequence[Taken], *, num_threads: int = 1) -> tf.data.Dataset:
-        """Return the dataset of `result`, whose structures tf.data knows, from `sources`; endless if there are none.
+        """Return the dataset of `result`, computed from the elements of `sources`; endless if there are no sources.
 
         Args:
+          result: tensors in a structure that tf.data keeps as it is (`keeping_values`).
+          sources: the taken elements on which `result` depends.
           num_threads: how many elements may be computed at a time, unless that changes them.
         """
-        given = tf.data.Dataset.from_tensors(0).repeat()
+        elements = tf.data.Dataset.from_tensors(0).repeat()
         if sources:
-            given = tf.data.Dataset.zip(tuple(source.dataset() for source in sources))
+            elements = tf.data.Dataset.zip(tuple(source.dataset() for source in sources))
         running = self._list_running(result)
         function = self._build_function(result, sources, running)
+        # Several threads would change the order of stateful operations, such as random ones.
         if num_threads == 1 or any(operation.op_def.is_stateful for operation in running):
-            return given.map(function)
-        return given.map(function, num_parallel_calls=num_threads, deterministic=True)
+            return elements.map(function)
+        return elements.map(function, num_parallel_calls=num_threads, deterministic=True)
 
     def dataset(self, result: Any) -> tf.data.Dataset:
         """Return the dataset of what the input function returned.
@@ -498,18 +516,26 @@ class InputGraph:
         return self.computed(result, sources)
 
     def made(self, variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
-        """Return the dataset that the graph makes, of which `variant` is the tensor."""
+        """Return, for use outside of the graph, the dataset that the graph makes as its tensor `variant`."""
         graph = self._rest.graph
         (value,) = function_of_part(Part(graph, needed(graph, [variant.op]), [], [variant]))()
         return tf.data.experimental.from_variant(value, element_spec)
 
     def _check_taken_once(self, sources: Sequence[Taken]) -> None:
+        """Check that the batch needs each element once, and mark the elements that it needs as used.
+
+        Args:
+          sources: the elements from which the batch is computed; theirs are followed as well.
+
+        Raises:
+          ValueError: an iterator gives two elements to a batch, or an element of a queue is in two batches.
+        """
         iterators = [taken.of for taken in self.taken if isinstance(taken.of, _Iterator)]
         if _has_one_twice(iterators):
             raise ValueError(_TWICE.format(self.name))
-        waiting = list(sources)
-        followed = set[int]()  # the places of one queue share its sources
-        for taken in waiting:  # grows meanwhile
+        needed_elements = list(sources)
+        followed_sources = set[int]()  # the places of one queue share its sources
+        for taken in needed_elements:  # the loop itself adds elements to the list
             if taken.is_used:
                 raise ValueError(
                     f"{self.name} uses the tensors of one read or dequeue in two batches. Each batch would read "
@@ -517,11 +543,12 @@ class InputGraph:
                     "batch, tf.train.batch([image, label], ...)."
                 )
             taken.is_used = True
-            if id(taken.sources) not in followed:
-                followed.add(id(taken.sources))
-                waiting += taken.sources
+            if id(taken.sources) not in followed_sources:
+                followed_sources.add(id(taken.sources))
+                needed_elements += taken.sources
 
     def _computed_leaves(self, result: Any) -> list[Any]:
+        """Return the tensors of `result` that the graph computes; the others are eager tensors, arrays or the like."""
         leaves = tf.nest.flatten(result, expand_composites=True)
         return [leaf for leaf in leaves if getattr(leaf, "graph", None) is self._rest.graph]
 
@@ -532,25 +559,26 @@ class InputGraph:
         self, result: Any, sources: Sequence[Taken], running: Sequence[tf.Operation]
     ) -> Callable[..., Any]:
         """Return a function from the values of `sources` to `result`; it computes only what `result` depends on."""
-        inputs: list[tf.Tensor] = []
+        placeholders: list[tf.Tensor] = []
         for source in sources:
-            inputs += source.inputs
-        placeholders = set(map(id, inputs))
-        flat = tf.nest.flatten(result, expand_composites=True)
-        computed = [leaf for leaf in self._computed_leaves(result) if id(leaf) not in placeholders]
+            placeholders += source.inputs
+        placeholder_ids = set(map(id, placeholders))
+        leaves_of_result = tf.nest.flatten(result, expand_composites=True)
+        computed_leaves = [leaf for leaf in self._computed_leaves(result) if id(leaf) not in placeholder_ids]
+        # Without any, nothing has to run: `result` has only elements as they were taken, and eager tensors.
         compute: Callable[..., list[tf.Tensor]] = lambda *values: []  # noqa: E731
-        if computed:
-            compute = function_of_part(Part(self._rest.graph, running, inputs, computed))
+        if computed_leaves:
+            compute = function_of_part(Part(self._rest.graph, running, placeholders, computed_leaves))
 
         @tf.autograph.experimental.do_not_convert
         def function(*elements: Any) -> Any:
             values: list[Any] = []
-            if inputs:  # else the only argument stands for nothing
+            if placeholders:  # without inputs, the argument is an element of `from_tensors(0)`, which nothing needs
                 values = tf.nest.flatten(elements, expand_composites=True)
-            found = dict(zip(map(id, inputs), values, strict=True))
-            found |= zip(map(id, computed), compute(*values), strict=True)
-            given = [found.get(id(leaf), leaf) for leaf in flat]
-            return tf.nest.pack_sequence_as(result, given, expand_composites=True)
+            value_of = dict(zip(map(id, placeholders), values, strict=True))
+            value_of |= zip(map(id, computed_leaves), compute(*values), strict=True)
+            leaves = [value_of.get(id(leaf), leaf) for leaf in leaves_of_result]
+            return tf.nest.pack_sequence_as(result, leaves, expand_composites=True)
 
         return function
 
@@ -559,9 +587,9 @@ _under_way: contextvars.ContextVar[InputGraph | None] = contextvars.ContextVar("
 _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 
-def _build_fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data.Dataset:
-    """Return the dataset of an input function that builds it from placeholders. A hook feeds them once per run, when
-    it runs the iterator's initializer.
+def _build_fed_by_hooks(fn: Callable[[], Any], eager_graph: InputGraph) -> tf.data.Dataset:
+    """Call an input function that builds its dataset from placeholders, and return the dataset. A hook feeds the
+    placeholders once per run, when it runs the iterator's initializer.
 
     The whole function is called in a graph, in which variables replace the placeholders. The hook's values are assigned
     to these variables, and the dataset is built from them when its first element is requested. Before that, an
@@ -570,17 +598,17 @@ def _build_fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data
     Raises:
       ValueError: no iterator of the function depends on its placeholders.
     """
-    name = under_way.name
-    # Placeholders are keys in `feed_dict`.
-    with GraphFromHere() as rest, operators_of_tf1(dimensions=False):
-        graph = InputGraph(rest, name, as_in_session=under_way.as_in_session, seed=under_way.seed)
+    name = eager_graph.name
+    # As in TensorFlow 1, tensors can be keys of a dict here: placeholders are those of `feed_dict`.
+    with GraphFromHere() as graph_from_here, operators_of_tf1(dimensions=False):
+        graph = InputGraph(graph_from_here, name, as_in_session=eager_graph.as_in_session, seed=eager_graph.seed)
         graph.begin()
-        token = _under_way.set(graph)
+        context_token = _under_way.set(graph)
         try:
             with _take_from_iterators(graph):
                 result = fn()
         finally:
-            _under_way.reset(token)
+            _under_way.reset(context_token)
         elements = [taken for taken in graph.taken if isinstance(taken.of, _Iterator)]
         variants = [tf.data.experimental.to_variant(taken.of.dataset) for taken in elements]
     if not elements or isinstance(result, tf.data.Dataset):
@@ -590,28 +618,37 @@ def _build_fed_by_hooks(fn: Callable[[], Any], under_way: InputGraph) -> tf.data
             "hook call session.run(iterator.initializer, feed_dict=...)."
         )
     for taken, variant in zip(elements, variants, strict=True):
-        made = _build_of_what_is_fed(rest, taken.of, variant)
-        taken.dataset = functools.partial(_itself, made)
+        dataset = _build_of_what_is_fed(graph_from_here, taken.of, variant)
+        taken.dataset = functools.partial(_itself, dataset)
     return graph.dataset(result)
 
 
-def _build_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
-    """Return the dataset of `variant`, made when its first element is requested, of what the initializer was fed."""
-    running = needed(rest.graph, [variant.op])
-    given = {id(internal) for _, internal in rest.graph.captures}
+def _build_of_what_is_fed(graph_from_here: GraphFromHere, iterator: _Iterator, variant: tf.Tensor) -> tf.data.Dataset:
+    """Return a dataset that is built when its first element is requested, from the values that a hook has fed.
+
+    The initializer of `iterator` gets the placeholders, and the variables that take their values.
+
+    Args:
+      graph_from_here: the context with the graph of the input function.
+      iterator: the iterator that the function made.
+      variant: the tensor of the iterator's dataset in that graph.
+    """
+    running = needed(graph_from_here.graph, [variant.op])
+    # The graph has placeholders for captured eager tensors, too. Nobody feeds these.
+    captured_ids = {id(internal) for _, internal in graph_from_here.graph.captures}
     placeholders = [operation.outputs[0] for operation in running if operation.type == "Placeholder"]
-    fed = [placeholder for placeholder in placeholders if id(placeholder) not in given]
+    fed = [placeholder for placeholder in placeholders if id(placeholder) not in captured_ids]
     variables = []
     for placeholder in fed:
         variable = uninitialized_variable(placeholder.op.name, placeholder.shape, placeholder.dtype, False)
         variables.append(variable)
     iterator.initializer.placeholders = list(zip(fed, variables, strict=True))
-    compute = function_of_part(Part(rest.graph, running, fed, [variant]))
+    compute = function_of_part(Part(graph_from_here.graph, running, fed, [variant]))
 
     @tf.autograph.experimental.do_not_convert
     def make(_: Any) -> tf.data.Dataset:
-        (made,) = compute(*(variable.read_value() for variable in variables))
-        return tf.data.experimental.from_variant(made, iterator.element_spec)
+        (variant_made,) = compute(*(variable.read_value() for variable in variables))
+        return tf.data.experimental.from_variant(variant_made, iterator.element_spec)
 
     return without_state(tf.data.Dataset.from_tensors(0).flat_map(make))
 
@@ -626,15 +663,15 @@ def _call_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     The function is called once eagerly, to find the datasets over which it iterates, and once inside a `Dataset.map`
     over these datasets.
     """
-    taken: list[_Iterator] = []
+    iterators: list[_Iterator] = []
 
     def first_element(iterator: _Iterator) -> Any:
-        taken.append(iterator)
+        iterators.append(iterator)
         return next(iter(iterator.dataset))
 
     with _replace_iterators(first_element):
         fn()
-    if _has_one_twice(taken):
+    if _has_one_twice(iterators):
         raise ValueError(_TWICE.format(name))
 
     @tf.autograph.experimental.do_not_convert
@@ -643,7 +680,7 @@ def _call_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
         with _replace_iterators(lambda iterator: next(remaining)):
             return keeping_values(fn())
 
-    return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
+    return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in iterators)).map(rest)
 
 
 def _has_one_twice(iterators: Sequence[_Iterator]) -> bool:
@@ -656,11 +693,12 @@ def _take_from_iterators(graph: InputGraph, *, are_first: bool = False) -> conte
 
     Args:
       graph: the graph.
-      are_first: raise _LateIterator if an iterator is made after an element was taken.
+      are_first: raise _LateIterator if an iterator is made after an element of another one was taken.
     """
 
     def take(iterator: _Iterator) -> Any:
         dataset = iterator.dataset
+        # Once the function has read a queue, its datasets are part of the graph, and `made` builds them outside of it.
         if not graph.reads_queues:
             return graph.take(iterator.element_spec, functools.partial(_itself, dataset), of=iterator)
         variant = tf.data.experimental.to_variant(dataset)
@@ -712,6 +750,8 @@ def _may_change(fn: Callable[[], Any], result: Any) -> bool:
 
 
 def _draw_each_step(fn: Callable[[], Any]) -> tf.data.Dataset:
+    """Return an endless dataset, each of whose elements is what another call of `fn` returns."""
+
     @tf.autograph.experimental.do_not_convert
     def draw(_: Any) -> Any:
         returned = fn()

@@ -45,12 +45,12 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
     params = plain_params(params)
     files = list(_list_files(params))
     function = pipeline.name
-    at = f"input.{context.replace('eval_', 'eval.', 1)}.params"
+    params_key = f"input.{context.replace('eval_', 'eval.', 1)}.params"
     source = {"input_fn": function, "params": None, "files": files}
     if isinstance(params, Mapping):
-        source["params"] = masked(params, at=at)
-    described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
-    digest = hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()
+        source["params"] = masked(params, at=params_key)
+    text = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     return {
         "context": context,
         "name": _choose_name(function, files),
@@ -64,10 +64,10 @@ def _choose_name(function: str, files: list[dict[str, Any]]) -> str:
     """Return a readable name of the data: its file's if there is one, else the function's."""
     if len(files) == 1:
         return Path(files[0]["path"]).name
-    telling = [part for part in function.split(".") if part not in _GENERAL_NAMES]
-    if not telling:
+    specific_parts = [part for part in function.split(".") if part not in _GENERAL_NAMES]
+    if not specific_parts:
         return function
-    return telling[-1]
+    return specific_parts[-1]
 
 
 def _describe_size(pipeline: InputPipeline) -> dict[str, Any]:

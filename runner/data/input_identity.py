@@ -26,13 +26,13 @@ def source_of(pipeline: InputPipeline) -> str:
     if getattr(input_fn, "first_batch_only", False):
         settings.append("first_batch_only")
     fn = pipeline.function
-    bound = ""
+    bound_arguments = ""
     while isinstance(fn, functools.partial):
         keywords = {name: _identify_argument(value) for name, value in fn.keywords.items()}
         arguments = tuple(map(_identify_argument, fn.args))
-        bound += repr((arguments, keywords))
+        bound_arguments += repr((arguments, keywords))
         fn = fn.func
-    details = repr((bound, *settings, pipeline.element_spec))
+    details = repr((bound_arguments, *settings, pipeline.element_spec))
     details = _ADDRESS.sub("", details)  # an address differs in each process
     name, *code = _name_and_code(fn)
     return " ".join([name, _digest(details), *code])

@@ -61,7 +61,7 @@ class InputState:
         self._pipeline = pipeline
         is_exact = state_is_exact(pipeline)
         self.is_saved = choice != "counted" and is_exact
-        self._is_measured = choice == "counted"
+        self._is_decided = choice == "counted"
         if choice == "saved" and not is_exact and pipeline.is_chief:
             _log.warning(
                 "checkpoint.input_state=saved has no effect: %s. Checkpoints hold a count of the batches read.",
@@ -76,7 +76,9 @@ class InputState:
             self._warn_if_not_repeatable("checkpoint.input_state=counted")
 
     def is_kept(self, num_bytes: int, variable_bytes: int) -> bool:
-        """Report whether to keep an input state that has been written for a checkpoint.
+        """Report whether to keep an input state that has been written for a checkpoint. Log the decision once.
+
+        The first state that is larger than the variables decides `is_saved` for all later checkpoints.
 
         Called in the thread that writes. Once a state is larger than the variables, the answer is the same for all
         later states, because a shuffle buffer stays full once it is filled.
@@ -86,9 +88,9 @@ class InputState:
           variable_bytes: size of the variables in bytes.
         """
         total = num_bytes * self._pipeline.num_pipelines
-        if self._is_measured or total <= max(variable_bytes, _SMALL_BYTES):
+        if self._is_decided or total <= max(variable_bytes, _SMALL_BYTES):
             return self.is_saved
-        self._is_measured = True
+        self._is_decided = True
         shuffles = [f"shuffle({buffer})" for buffer in datasets.shuffle_buffers(self._pipeline.given)]
         size = f"{format_bytes(total)} ({', '.join(shuffles) or 'no shuffle'})"
         reason = self._why_not_repeatable()

@@ -250,7 +250,7 @@ class InputPipeline:
             raise
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.AlreadyExistsError) and "cache lockfile" in str(error):
-                OPEN.leave_files()
+                OPEN.leave_files()  # they may be another process's
                 error.add_note(_LOCKED)
             texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
             is_of_input = comes_from_input(error)
@@ -331,7 +331,7 @@ class EmptyInputError(ValueError):
 
 
 def why_empty(pipeline: InputPipeline, mode: str, collectives: Collectives) -> str:
-    """Return what is known of an input that has returned no examples on any worker, and of its batches.
+    """Return a message about an input that has returned no examples on any worker, with what is known of its batches.
 
     All workers must call this together, before they raise EmptyInputError.
     """
@@ -343,23 +343,23 @@ def why_empty(pipeline: InputPipeline, mode: str, collectives: Collectives) -> s
         facts.append(f"{_BLOCKS[mode]}.batch_size={pipeline.global_batch_size}")
     batching = datasets.batching(pipeline.given)
     examples = None if batching is None else batching.examples
-    num_known, total = collectives.sum([float(examples is not None), float(examples or 0)])
-    is_known = num_known == num_workers
-    if pipeline.num_pipelines == 1:  # all workers read the same
+    num_workers_that_know, total = collectives.sum([float(examples is not None), float(examples or 0)])
+    is_number_known = num_workers_that_know == num_workers
+    if pipeline.num_pipelines == 1:  # all workers read the same, so the sum would count each example several times
         total = float(examples or 0)
     advice = "See from which files it reads, and what it leaves out."
     if batching is not None:
-        of_examples = f" of {counted(int(total), 'example')}" if is_known else ""
+        of_examples = f" of {counted(int(total), 'example')}" if is_number_known else ""
         facts.append(f".batch({batching.batch_size}, drop_remainder={batching.drops_remainder}){of_examples}")
-        if batching.drops_remainder and not is_known:
+        if batching.drops_remainder and not is_number_known:
             advice += " drop_remainder=True leaves out a batch that is not full."
         elif batching.drops_remainder and total:
             advice = "drop_remainder=True leaves out a batch that is not full: use False, or a smaller batch size."
-    collectives.part()
-    known = ""
+    collectives.part()  # the caller raises an error, and this process ends: the sum must have reached all workers
+    facts_in_brackets = ""
     if facts:
-        known = f" ({', '.join(facts)})"
-    return f"{pipeline.name} returned no examples{known}. {advice}"
+        facts_in_brackets = f" ({', '.join(facts)})"
+    return f"{pipeline.name} returned no examples{facts_in_brackets}. {advice}"
 
 
 def build_input_pipeline(
@@ -391,10 +391,15 @@ def build_input_pipeline(
     """
     source = input if isinstance(input, Input) else Input(input)
     if place.coordinator is not None:
-        alike = {"params": params, "config": config, "num_epochs": num_epochs, "as_in_session": as_in_session}
-        of_one = functools.partial(build_input_pipeline, mode=mode, **alike)
+        common_arguments = {
+            "params": params,
+            "config": config,
+            "num_epochs": num_epochs,
+            "as_in_session": as_in_session,
+        }
+        build_for_worker = functools.partial(build_input_pipeline, mode=mode, **common_arguments)
         seed = 0 if config is None else config.seed
-        return _build_for_servers(source, place, of_one, seed)
+        return _build_for_servers(source, place, build_for_worker, seed)
     is_training = mode == "train"
     num_micro_batches = 1
     if is_training and config is not None:
@@ -405,15 +410,15 @@ def build_input_pipeline(
     sharded = _choose_part(call, place, service)
     given = sharded.dataset
     name = name_of(source.fn)
-    # This worker reads its data independently of the others; else all read the same elements in the same order.
-    is_own = sharded.shard != "examples" and place.num_workers > 1
+    # True: this worker reads its data independently of the others. False: all read the same elements in the same order.
+    reads_own_data = sharded.shard != "examples" and place.num_workers > 1
     num_pipelines = 1
     pipeline_index = 0
-    if is_own:
+    if reads_own_data:
         num_pipelines = place.num_workers
         pipeline_index = place.worker_index
     stream: Stream = NOT_SHARED
-    if not is_own and place.collectives.num_workers > 1:
+    if not reads_own_data and place.collectives.num_workers > 1:
         stream = _build_stream(given, name, mode, place)
     if source.first_batch_only:
         # Cached, so that a shuffle does not give another batch in each pass.
@@ -473,8 +478,15 @@ def _choose_part(call: _InputCall, place: WorkerPlace, service: DataService | No
 def _divide_steps(
     call: _InputCall, sharded: ShardedInput, given: tf.data.Dataset, place: WorkerPlace
 ) -> tuple[tf.data.Dataset, Division]:
-    """Return the dataset that this worker reads of `given`, the dataset of `sharded` or its first batch forever, and
-    how a step divides it.
+    """Return the dataset that this worker reads, and how a step divides its elements.
+
+    All workers of synchronous training call this together.
+
+    Args:
+      call: the call of the input function.
+      sharded: this worker's part of the data.
+      given: the dataset of `sharded`, or its first batch repeated forever.
+      place: this process among the workers.
     """
     if place.num_workers == 1:
         return given, sharded.division
@@ -508,7 +520,7 @@ def _deal_batches(
       num_batches: as in `build_input_pipeline`.
     """
     dataset = pipeline.dataset
-    is_own = pipeline.num_pipelines > 1
+    reads_own_data = pipeline.num_pipelines > 1
     max_steps = math.inf
     if math.isfinite(num_batches):
         num_of_all = int(num_batches)
@@ -516,15 +528,16 @@ def _deal_batches(
             num_of_all *= place.total
         num_own = division.share(num_of_all)
         max_steps = math.ceil(num_own / place.num_replicas)
-        # Before `own`: this counts the batches of the whole input. Not if `max_steps` is enough: a session hook may
-        # take batches that are no steps.
+        # This counts the batches of the whole input, so it comes before `division.own`, which leaves those of this
+        # process. With one element a step `max_steps` is enough, and `take` would be wrong: a session hook may take
+        # batches that are no steps.
         if division.elements_per_step > 1:
-            num_taken = num_own if is_own else num_of_all
+            num_taken = num_own if reads_own_data else num_of_all
             dataset = dataset.take(num_taken)
-    if not is_own:
+    if not reads_own_data:
         dataset = division.own(dataset, pipeline.stream)
     if mode == "infer" and datasets.may_change_meanwhile(dataset):
-        # The next batch may wait for the predictions of this one, so a step must not read several.
+        # The next batch may depend on the predictions of this one, so a step reads one batch only.
         division = RoundRobin(0, 1, 1)
     is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
     division = dataclasses.replace(division, endless=is_endless)
@@ -554,7 +567,7 @@ def _build_stream(dataset: tf.data.Dataset, name: str, mode: str, place: WorkerP
 
 
 def _build_for_servers(
-    source: Input, place: WorkerPlace, of_one: Callable[..., InputPipeline], seed: int
+    source: Input, place: WorkerPlace, build_for_worker: Callable[..., InputPipeline], seed: int
 ) -> InputPipeline:
     """Return the training input of a parameter server cluster, whose workers read it. One batch is always one update.
 
@@ -563,7 +576,7 @@ def _build_for_servers(
     Args:
       source: the input.
       place: the place of this process, the coordinator of the workers.
-      of_one: builds the pipeline of one worker from an Input and the worker's place.
+      build_for_worker: builds the pipeline of one worker from an Input and the worker's place.
       seed: the seed with which each call of the function begins.
     """
     are_divided = source.shard in ("files", "input_fn")
@@ -575,7 +588,7 @@ def _build_for_servers(
     for index in range(num_parts):
         part = dataclasses.replace(place, worker_index=index, num_workers=num_parts, coordinator=None)
         with seeded(seed):  # else a shuffle's order would depend on the number of calls before this one
-            pipelines.append(of_one(source, place=part))
+            pipelines.append(build_for_worker(source, place=part))
     dataset = PsDataset([pipeline.dataset for pipeline in pipelines], place.coordinator)
     return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
@@ -616,8 +629,11 @@ def step_devices(strategy: tf.distribute.Strategy | None) -> list[str]:
 
 
 def _repeat_passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
-    """Return a dataset of `num_epochs` passes over `dataset`, the result of `fn`. If `num_epochs` is None, or an
-    argument of `fn`, return `dataset` unchanged.
+    """Return a dataset of `num_epochs` passes over `dataset`, the result of `fn`. If `num_epochs` is None, or if `fn`
+    declares the argument num_epochs and so ends its data itself, return `dataset` unchanged.
+
+    Raises:
+      ValueError: the dataset is infinite.
     """
     if num_epochs is None:
         return dataset
@@ -688,10 +704,10 @@ class _InputCall:
         arguments = {name: offered[name] for name in declared if name in offered}
         name = name_of(source.fn)
         try:
-            call = functools.partial(source.fn, **arguments)
+            bound_function = functools.partial(source.fn, **arguments)
             with user_code(source.fn):
                 return call_input_fn(
-                    call,
+                    bound_function,
                     name,
                     training=self.mode == "train",
                     as_in_session=self.as_in_session,
@@ -705,16 +721,16 @@ class _InputCall:
     def _params(self, plan: Plan) -> Any:
         """Return the params for the function, with the batch size and the seed of the Input that are set."""
         source = self.source
-        given: dict[str, Any] = {}
+        added: dict[str, Any] = {}
         if isinstance(source.params, Mapping):  # also without a seed, so that one function serves all modes
-            given["shuffle_seed"] = source.params.get("shuffle_seed")
+            added["shuffle_seed"] = source.params.get("shuffle_seed")
         if plan.batch_size is not None:
-            given["batch_size"] = plan.batch_size
+            added["batch_size"] = plan.batch_size
         if source.shuffle_seed is not None:
-            given["shuffle_seed"] = source.shuffle_seed
+            added["shuffle_seed"] = source.shuffle_seed
         if source.params is None:
-            return copied_params(self.params, **given)
-        return copied_params(source.params, **given)
+            return copied_params(self.params, **added)
+        return copied_params(source.params, **added)
 
 
 def _must_be_given(fn: Callable[..., Any], name: str) -> bool:
@@ -732,8 +748,8 @@ def _list_declared(fn: Callable[..., Any]) -> list[str]:
         return []
     bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
     free = [parameter for name, parameter in parameters.items() if name not in bound]
-    by_name = {parameter.name for parameter in free if parameter.kind in _BY_NAME}
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in free)
+    taken_by_name = {parameter.name for parameter in free if parameter.kind in _BY_NAME}
+    takes_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in free)
     required = [parameter.name for parameter in free if _lacks_an_argument(parameter)]
     if required:
         raise ValueError(
@@ -743,14 +759,14 @@ def _list_declared(fn: Callable[..., Any]) -> list[str]:
     declared = []
     for name in ARGUMENTS:
         # **kwargs does not promise to end after num_epochs passes: only a declared argument does.
-        is_among_others = takes_all and name not in bound and name != "num_epochs"
-        if name in by_name or is_among_others:
+        is_taken_by_kwargs = takes_kwargs and name not in bound and name != "num_epochs"
+        if name in taken_by_name or is_taken_by_kwargs:
             declared.append(name)
     return declared
 
 
 def _lacks_an_argument(parameter: inspect.Parameter) -> bool:
-    """Report whether a function cannot be called without an argument that is none of ARGUMENTS."""
+    """Report whether a function needs this argument and the runner does not pass it by name."""
     is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     if is_variadic or parameter.default is not parameter.empty:
         return False
@@ -759,6 +775,11 @@ def _lacks_an_argument(parameter: inspect.Parameter) -> bool:
 
 
 def _check_batch_size(source: Input, mode: str, place: WorkerPlace, num_micro_batches: int) -> None:
+    """Check that the batch of TRAIN divides over the micro-batches of all replicas. Other modes take any size.
+
+    Raises:
+      ValueError: it does not divide.
+    """
     size = source.batch_size
     total = place.total * num_micro_batches
     if mode != "train" or size is None or size % total == 0:

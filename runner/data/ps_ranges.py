@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# Replaced by a number each time a dataset is opened; of the same length, because the serialized graph holds lengths.
+# A mark in resource names. Each time a dataset is opened, a number of the same length replaces it: the serialized graph
+# also holds the lengths of its texts.
 _OPENING = "@" * 20
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset")
 
@@ -60,6 +61,7 @@ class PsDataset:
         """
         microsecs = tf.cast(tf.timestamp() * 1e6, tf.int64)
         opening = tf.strings.as_string(microsecs, width=len(_OPENING), fill="0")
+        # The pieces of the graph, joined by a number that is new for each opening; see `_graph_of`.
         named = graph[0] + tf.strings.reduce_join(opening + graph[1:])
         variant = tf.raw_ops.DatasetFromGraph(graph_def=named)
         dataset = tf.data.experimental.from_variant(variant, self.element_spec)
@@ -91,6 +93,7 @@ class RangeIterator:
         if self.reason is None:
             self.workers = iter(dataset.coordinator.create_per_worker_dataset(self._build_numbered))
         else:
+            # This process reads the elements, and hands them out itself.
             self._here = itertools.chain.from_iterable(part.skip(dataset.skipped) for part in dataset.datasets)
 
     @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.9 s and find nothing to convert
@@ -99,7 +102,7 @@ class RangeIterator:
         graph = self._graphs[0]
         if self.dataset.is_divided:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            graph = tf.ragged.stack(self._graphs)[worker]
+            graph = tf.ragged.stack(self._graphs)[worker]  # ragged: the numbers of pieces may differ
         return self.dataset.from_graph(graph).enumerate()
 
     def take(self, count: int, each: int) -> list[tuple[int, int]]:
@@ -148,6 +151,7 @@ def _nodes_of(definition: Any) -> Iterator[Any]:
 
 
 def _graph_def_of(dataset: tf.data.Dataset) -> Any:
+    """Return a dataset as a GraphDef. Raises: OpError: it cannot be serialized."""
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE.value  # random elements may differ between workers
     variant = tf.data.experimental.to_variant(dataset)
     graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignore)

@@ -92,9 +92,9 @@ class SplitRows(Division):
             return (batch,), batch.count
         rows = num_rows(element)
         # A static batch size that divides evenly costs one aligned, copy-free slice per tensor.
-        static = _static_rows(element)
-        if static is not None and static % self.total == 0:
-            size = static // self.total
+        static_rows = _static_rows(element)
+        if static_rows is not None and static_rows % self.total == 0:
+            size = static_rows // self.total
             count = tf.constant(size, tf.int64)
             starts = [(self.first + replica) * size for replica in range(self.num_replicas)]
             parts = [_aligned_rows(element, start, start + size) for start in starts]
@@ -143,14 +143,15 @@ class RoundRobin(Division):
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
         """Give `element` to the first replica and read an element for each other replica from `iterator`."""
-        every = [_replica_batch(element)]
+        batches_of_step = [_replica_batch(element)]
         for _ in range(1, self.elements_per_step):
             if self.endless:
-                every.append(_replica_batch(next(iterator)))
+                batches_of_step.append(_replica_batch(next(iterator)))
             else:
-                every.append(_next_or_placeholder(iterator.get_next_as_optional(), element))
+                batches_of_step.append(_next_or_placeholder(iterator.get_next_as_optional(), element))
+        # Of all replicas' batches, those of this process; else all that were read are its own.
         first = self.first if self.reads_all else 0
-        return tuple(every[first : first + self.num_replicas]), _sum_counts(every)
+        return tuple(batches_of_step[first : first + self.num_replicas]), _sum_counts(batches_of_step)
 
     @property
     def elements_per_step(self) -> int:
@@ -287,10 +288,11 @@ def _even_parts(rows: tf.Tensor, index: tf.Tensor, num_parts: int) -> tuple[tf.T
 
     The sizes differ by at most one, larger ones first. A part without rows gets row 0 and counts none.
     """
-    each = rows // num_parts
-    extra = rows - each * num_parts
-    count = each + tf.cast(index < extra, tf.int64)
-    start = (index * each + tf.minimum(index, extra)) * tf.minimum(count, 1)
+    smaller_count = rows // num_parts
+    num_larger_parts = rows - smaller_count * num_parts
+    # A part without rows starts at row 0 and has one row, which does not count.
+    count = smaller_count + tf.cast(index < num_larger_parts, tf.int64)
+    start = (index * smaller_count + tf.minimum(index, num_larger_parts)) * tf.minimum(count, 1)
     return start, start + tf.maximum(count, 1), count
 
 
@@ -360,8 +362,8 @@ def _next_or_placeholder(optional: Any, element: tuple[Any, ...]) -> ReplicaBatc
     def stand_in() -> tuple[Any, tf.Tensor]:
         return element, tf.constant(0, tf.int64)
 
-    either, count = tf.cond(optional.has_value(), read, stand_in)
-    return _replica_batch(either, count)
+    found, count = tf.cond(optional.has_value(), read, stand_in)
+    return _replica_batch(found, count)
 
 
 def _static_rows(element: Any) -> int | None:

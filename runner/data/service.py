@@ -26,7 +26,7 @@ def distribute(service: DataService, dataset: tf.data.Dataset, collectives: Coll
       ValueError: the dispatcher does not answer.
     """
     address = service.address
-    job = service.job_name
+    job_name = service.job_name
     if collectives.is_chief:
         _wait_for_dispatcher(str(address))
         _log.warning(
@@ -35,25 +35,31 @@ def distribute(service: DataService, dataset: tf.data.Dataset, collectives: Coll
         )  # fmt: skip
     client = tf.data.experimental.service
     if collectives.num_workers == 1:
-        return dataset.apply(client.distribute(service.processing_mode, address, job))
-    # The workers' graphs may differ in resource names, so all of them read the chief's dataset, in one job.
-    ours = ""
+        return dataset.apply(client.distribute(service.processing_mode, address, job_name))
+    # The workers' graphs may differ in resource names, so all of them read the chief's dataset, in one job. The chief
+    # sends the ID of the dataset and the name of the job as one text.
+    chiefs_text = ""
     if collectives.is_chief:
         dataset_id = client.register_dataset(address, dataset).numpy().decode()
-        ours = f"{dataset_id} {job or uuid.uuid4().hex}"
-    dataset_id, _, job = collectives.broadcast_text(ours).partition(" ")
-    return client.from_dataset_id(service.processing_mode, address, dataset_id, dataset.element_spec, job)
+        chiefs_text = f"{dataset_id} {job_name or uuid.uuid4().hex}"
+    dataset_id, _, job_name = collectives.broadcast_text(chiefs_text).partition(" ")
+    return client.from_dataset_id(service.processing_mode, address, dataset_id, dataset.element_spec, job_name)
 
 
 def _wait_for_dispatcher(address: str) -> None:
+    """Wait until a dispatcher answers at `address`, host and port after an optional protocol.
+
+    Raises:
+      ValueError: none answers within ANSWER_SECS.
+    """
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    last = time.monotonic() + ANSWER_SECS
+    deadline = time.monotonic() + ANSWER_SECS
     while True:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECS).close()
             return
         except OSError as error:
-            if time.monotonic() >= last:
+            if time.monotonic() >= deadline:
                 raise ValueError(
                     f"input.train.service.address={address}: no dispatcher answered within {ANSWER_SECS:.0f} "
                     f"s ({error}). Start one (tf.data.experimental.service.DispatchServer), or unset the key to "

@@ -140,17 +140,17 @@ def choose(
     Returns:
       This worker's part; None if shard="input_fn" and the function does not read its index or the number of pipelines.
     """
-    # For "auto", call the function as if there were one pipeline: most functions ignore their index, and need no second
-    # call.
-    first = "examples" if shard == "auto" else shard
-    plan = _make_plan(first, batch_size, place, training)
-    undivided = _make_plan("off", batch_size, place, training)
+    # For "auto", first call the function as if there were one pipeline. That shows whether it reads its index. Most
+    # functions do not, and need no second call.
+    first_way = "examples" if shard == "auto" else shard
+    plan = _make_plan(first_way, batch_size, place, training)
+    whole_plan = _make_plan("off", batch_size, place, training)
     dataset = build(plan)
     if place.num_workers == 1 or shard in ("examples", "off"):
         reason = _why_each_reads_all(shard, place)
-        return ShardedInput(first, reason, plan.division, dataset, lambda: dataset)
+        return ShardedInput(first_way, reason, plan.division, dataset, lambda: dataset)
     if shard != "auto" and plan.context.was_sharded:
-        return ShardedInput(shard, f"shard={shard}", plan.division, dataset, lambda: build(undivided))
+        return ShardedInput(shard, f"shard={shard}", plan.division, dataset, lambda: build(whole_plan))
     if shard == "input_fn":
         return None
     has_files, reason_files = _has_files_for_all(dataset, place)
@@ -164,11 +164,11 @@ def choose(
         # The function reads its index, so call it again with the true one; the dataset for one pipeline is dropped.
         plan = _make_plan("input_fn", batch_size, place, training)
         reason = "input_fn divides its data by input_context"
-        return ShardedInput("input_fn", reason, plan.division, build(plan), lambda: build(undivided))
+        return ShardedInput("input_fn", reason, plan.division, build(plan), lambda: build(whole_plan))
     if way == "files":  # each worker reads its own files, which the runner chooses
-        whole = build(undivided)
+        whole = build(whole_plan)
         own = cluster.part_of_files(whole, place.num_workers, place.worker_index)
-        return ShardedInput("files", reason_files, undivided.division, own, lambda: whole)
+        return ShardedInput("files", reason_files, whole_plan.division, own, lambda: whole)
     reason = f"input_fn ignores input_context, and {reason_files}"
     if shard == "files":
         _log.warning(
@@ -220,7 +220,7 @@ def of_service(service: DataService, batch_size: int | None, place: WorkerPlace,
 def train_division(
     sharded: ShardedInput, dataset: tf.data.Dataset, place: WorkerPlace
 ) -> tuple[tf.data.Dataset, Division]:
-    """Return the training dataset and its division for workers that each read their own data.
+    """Return the training dataset and its division, for workers of synchronous training that each read their own data.
 
     All workers call this together.
 
@@ -236,16 +236,18 @@ def train_division(
     is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
     rows = full_rows(dataset.element_spec)
     count_here = (rows or 0) * place.num_replicas
-    ends, differs, count = place.collectives.sum([not is_endless, rows is None, count_here])
+    # How many workers have data with an end, how many have batches of no fixed size, examples of a step of all workers.
+    num_ending, num_without_size, count_of_all = place.collectives.sum([not is_endless, rows is None, count_here])
     full_count = None
-    if not ends and not differs:
-        full_count = int(count)
-    division = PerWorker(place.num_replicas, place.collectives.sum_in_graph, full_count, ends_together=ends > 0)
-    if not ends:
+    if not num_ending and not num_without_size:
+        full_count = int(count_of_all)
+    division = PerWorker(place.num_replicas, place.collectives.sum_in_graph, full_count, ends_together=num_ending > 0)
+    if not num_ending:
         return dataset, division
-    # Reading `dataset` of a service for its first element would start a second pass over the data.
-    of_own = sharded.whole() if sharded.shard == "service" else dataset
-    first = of_own.take(1).concatenate(sharded.whole().take(1))
+    # The placeholder is made from the first element. With a service, read it from the dataset that the service is to
+    # compute: reading `dataset` would start a second pass over the data.
+    readable = sharded.whole() if sharded.shard == "service" else dataset
+    first = readable.take(1).concatenate(sharded.whole().take(1))
     return _mark_end(dataset, first), division
 
 
@@ -276,16 +278,22 @@ def _has_files_for_all(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bo
 
 
 def _make_plan(shard: str, batch_size: int | None, place: WorkerPlace, training: bool) -> Plan:
+    """Return what the input function is told, and how its elements are divided, if workers divide the data by `shard`.
+
+    Args:
+      shard: "examples", "files", "input_fn" or "off".
+      batch_size, place, training: as in `choose`.
+    """
     # Outside of training a batch goes whole to one replica, whatever the number of replicas: no number of an evaluation
     # depends on how rows were divided, and no replica has a stand-in for rows that it did not get.
-    dealt = RoundRobin(place.first, place.num_replicas, place.total, reads_all=False)
+    dealt_in_turn = RoundRobin(place.first, place.num_replicas, place.total, reads_all=False)
     reads_own = shard in ("files", "input_fn")
     if reads_own or (shard == "off" and place.num_workers > 1):
         context = InputContext(1, 0, place.total)
         if reads_own:
             context = InputContext(place.num_workers, place.worker_index, place.total)
         if not training:
-            return Plan(context, batch_size, dealt)
+            return Plan(context, batch_size, dealt_in_turn)
         per_replica = None if batch_size is None else batch_size // place.total
         return Plan(context, per_replica, RoundRobin(0, place.num_replicas, place.num_replicas))
     # Tell the function that there is one pipeline, which reads all of the data. With a batch_size, it returns global
@@ -294,7 +302,7 @@ def _make_plan(shard: str, batch_size: int | None, place: WorkerPlace, training:
     num_replicas = 1 if batch_size else place.total
     context = InputContext(1, 0, num_replicas)
     if not training:
-        return Plan(context, batch_size, dealt)
+        return Plan(context, batch_size, dealt_in_turn)
     kind = RoundRobin if batch_size is None else SplitRows
     division = kind(place.first, place.num_replicas, place.total)
     return Plan(context, batch_size, division)

@@ -88,13 +88,13 @@ class SharedStream(Stream):
         self._collectives = collectives
         self._why_not_repeatable = why_not_repeatable
         self._draws = draws
-        names = {id(spec): where for where, spec in tensors(element_spec)}
+        names = {id(spec): place for place, spec in tensors(element_spec)}
         hashed = filter(_is_hashed, tf.nest.flatten(element_spec))
         self._specs = [(names[id(spec)], spec) for spec in hashed]
         self._has_warned = False
         self._is_checked = False
         with tf.init_scope(), tf.device("CPU:0"):
-            # For each tensor its digest, and whether its rows differ.
+            # int64 [tensors, 2]: the digest of each tensor, and whether its rows differ.
             self._noted = tf.Variable(tf.zeros([len(self._specs), 2], tf.int64), trainable=False)
 
     def remember(self, element: Any, when: tf.Tensor) -> None:
@@ -116,9 +116,9 @@ class SharedStream(Stream):
     def check(self) -> None:
         self._is_checked = True
         own = json.dumps(self._list_components())
-        of_workers = [json.loads(text) for text in self._collectives.differing_texts(own)]
-        for worker, of_worker in enumerate(of_workers):
-            self._compare(worker, of_workers[0], of_worker)
+        components_of_workers = [json.loads(text) for text in self._collectives.differing_texts(own)]
+        for worker, components in enumerate(components_of_workers):
+            self._compare(worker, components_of_workers[0], components)
 
     def _list_components(self) -> list[Component]:
         found = []
@@ -129,22 +129,24 @@ class SharedStream(Stream):
         return found
 
     def _compare(self, worker: int, of_chief: Sequence[Sequence[Any]], of_worker: Sequence[Sequence[Any]]) -> None:
-        """Compare what the chief and another worker have read.
+        """Compare what the chief and another worker have read. Warn once if nothing shows the order of the examples.
 
         Args:
-          of_chief, of_worker: the values of Components.
+          worker: the index of the other worker.
+          of_chief, of_worker: for each tensor the values of its Component.
 
         Raises:
           WorkersDifferError: the order of the examples differs.
         """
         differing = []
         have_one_order = False
-        for mine, other in zip(of_chief, of_worker, strict=True):
-            component = Component(*mine)
-            if component != Component(*other):
+        for chiefs_values, workers_values in zip(of_chief, of_worker, strict=True):
+            component = Component(*chiefs_values)
+            if component != Component(*workers_values):
                 differing.append(component.name)
             elif component.tells_the_order:
                 have_one_order = True
+        # Values may differ by augmentation. A tensor of equal integers or texts shows that the order is the same.
         if not differing or have_one_order:
             return
         listed = ", ".join(differing)
@@ -153,7 +155,7 @@ class SharedStream(Stream):
         if reason:
             why = f" ({reason})"
         if self._draws():
-            # Nothing says in which order the examples come. Their values differ by what is drawn, at least.
+            # The values differ by what is drawn, so they do not tell whether the order differs, too.
             if not self._has_warned and self._collectives.is_chief:
                 _log.warning(
                     "%s.shard=examples: workers read other values of %s%s, and no tensor of %s shows whether they "
@@ -180,17 +182,17 @@ def _is_hashed(value: Any) -> bool:
 
 
 def _digest(value: tf.Tensor) -> tf.Tensor:
-    """Return int64 `[2]`: a digest of the rows in their order, and whether they differ."""
+    """Return int64 `[2]`: a digest of the rows of a tensor in their order, and whether the rows differ."""
     is_scalar = value.shape.rank == 0
-    number = 1 if is_scalar else tf.shape(value)[0]
-    width = tf.size(value) // tf.maximum(number, 1)  # not -1, which no reshape of 0 rows can infer
-    rows = tf.reshape(value, [number, width])
-    every = tf.maximum(1, tf.shape(rows)[1] // _SAMPLED)
-    numbers = _as_integers(rows[:, ::every])
-    of_rows = tf.reduce_sum(numbers * _factors(tf.shape(numbers)[1]), 1)
-    digest = tf.reduce_sum(of_rows * _factors(tf.shape(of_rows)[0]))
-    differ = tf.reduce_any(of_rows != of_rows[:1])
-    return tf.stack([digest, tf.cast(differ, tf.int64)])
+    num_rows = 1 if is_scalar else tf.shape(value)[0]
+    width = tf.size(value) // tf.maximum(num_rows, 1)  # not -1, which no reshape of 0 rows can infer
+    rows = tf.reshape(value, [num_rows, width])
+    stride = tf.maximum(1, tf.shape(rows)[1] // _SAMPLED)
+    integers = _as_integers(rows[:, ::stride])
+    row_digests = tf.reduce_sum(integers * _odd_factors(tf.shape(integers)[1]), 1)
+    digest = tf.reduce_sum(row_digests * _odd_factors(tf.shape(row_digests)[0]))
+    rows_differ = tf.reduce_any(row_digests != row_digests[:1])
+    return tf.stack([digest, tf.cast(rows_differ, tf.int64)])
 
 
 def _as_integers(values: tf.Tensor) -> tf.Tensor:
@@ -201,7 +203,7 @@ def _as_integers(values: tf.Tensor) -> tf.Tensor:
     return tf.cast(values, tf.int64)
 
 
-def _factors(number: tf.Tensor) -> tf.Tensor:
+def _odd_factors(number: tf.Tensor) -> tf.Tensor:
     """Return int64 `[number]`, odd numbers that are all different."""
-    odd = 2 * tf.range(number, dtype=tf.int64) + 1
-    return odd * tf.constant(_FACTOR, tf.int64)
+    odd_numbers = 2 * tf.range(number, dtype=tf.int64) + 1
+    return odd_numbers * tf.constant(_FACTOR, tf.int64)

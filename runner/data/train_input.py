@@ -118,13 +118,15 @@ class TrainInput:
         position = InputPosition.at_start(source_of(pipeline), pipeline)
         if checkpoint is None or saved is None:
             return cls(pipeline, pipeline.open(), position)
-        latest = checkpoint.path
+        checkpoint_path = checkpoint.path
         saved_position = InputPosition(**saved)
         position.passes = saved_position.passes
         is_at_end = saved_position.ended and not _has_more(saved_position, pipeline)
         if saved_position.source != position.source:
-            if not saved_position.ended:
-                _log.info("The training input differs from that of %s, so it starts from its beginning.", latest)
+            if not saved_position.ended:  # after the end of an input, another one is expected
+                _log.info(
+                    "The training input differs from that of %s, so it starts from its beginning.", checkpoint_path
+                )
         elif is_at_end:
             return cls(pipeline, pipeline.open(), position, was_at_its_end=True)
         elif _is_divided_alike(saved_position, pipeline):
@@ -135,9 +137,9 @@ class TrainInput:
                 "%s was trained on %s, and this run reads %s: the input starts from its beginning and repeats some "
                 "examples of this epoch. Set shard=examples before training to resume at the next example with any "
                 "number of workers.",
-                latest, _describe_parts(saved_position.num_pipelines), _describe_parts(pipeline.num_pipelines),
+                checkpoint_path, _describe_parts(saved_position.num_pipelines), _describe_parts(pipeline.num_pipelines),
             )  # fmt: skip
-        _add_earlier_passes(position, saved_position, latest, says=pipeline.is_chief)
+        _add_earlier_passes(position, saved_position, checkpoint_path, says=pipeline.is_chief)
         return cls(pipeline, pipeline.open(), position)
 
     @property
@@ -173,17 +175,17 @@ class TrainInput:
         position = self.position
         num_batches = num_steps + repeated_steps
         check_examples(self.pipeline, num_batches, examples, are_first=position.elements == 0)
-        read = position.elements + num_steps * self.pipeline.division.elements_per_step
+        elements_read = position.elements + num_steps * self.pipeline.division.elements_per_step
         is_size_known = position.size >= 0
         if is_size_known:
             # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so
             # that training with a larger max_epochs continues at the right element.
-            read = min(read, position.size)
-        position.elements = read
+            elements_read = min(elements_read, position.size)
+        position.elements = elements_read
         self.remaining_steps -= num_steps
-        was_at_its_end = data_ended and not num_steps and self._is_resumed
-        self._is_resumed = False  # only the first loop of a run tells whether it resumed there
-        if was_at_its_end and position.num_epochs is None:
+        resumed_at_end = data_ended and not num_steps and self._is_resumed
+        self._is_resumed = False  # only the first loop of a run tells whether the run resumed at the end
+        if resumed_at_end and position.num_epochs is None:
             # The checkpoint was saved at the end of data of unknown size: read the data again, as a new call does.
             self.iterator = self.pipeline.open()
             self.position = InputPosition.at_start(position.source, self.pipeline)
@@ -214,10 +216,10 @@ def _open_after(
         position.skipped = saved.skipped
         return _restore_iterator(pipeline, checkpoint, saved.skipped)
     # Do not open a second iterator to skip: two iterators of a dataset would share the state of its shuffle.
-    say = _log.warning if pipeline.is_chief else _log.debug
-    say("Reading %d batches again, to continue where %s stopped.", position.elements, checkpoint.path)
+    log = _log.warning if pipeline.is_chief else _log.debug
+    log("Reading %d batches again, to continue where %s stopped.", position.elements, checkpoint.path)
     if saved.seed not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
-        say(
+        log(
             "The batches were shuffled with run.seed=%d, and now with %d: some examples of this epoch may be seen "
             "twice, others not at all.",
             saved.seed, pipeline.seed,
@@ -234,8 +236,8 @@ def _restore_iterator(pipeline: InputPipeline, checkpoint: SavedIterators, skipp
     """
     errors = []
     # A second iterator over the dataset is harmless here: the restored state includes the shuffles that they share.
-    for alike in _vary_prefetch(pipeline):
-        iterator = alike.open(skipped)
+    for variant in _vary_prefetch(pipeline):
+        iterator = variant.open(skipped)
         try:
             checkpoint.restore_iterator(pipeline.pipeline_index, iterator)
             return iterator

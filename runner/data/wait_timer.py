@@ -52,7 +52,8 @@ class WaitTimer:
         # Of all samples.
         self._waited = 0.0
         self._total = 0.0
-        self._timed: tuple[Any, Any] = (None, None)
+        # The run's own iterator, and the timing iterator that reads from it.
+        self._timed_pair: tuple[Any, Any] = (None, None)
 
     def steps_to_sample(self, secs: float) -> int:
         """Return the number of steps to sample in the next loop; 0: do not sample.
@@ -69,12 +70,12 @@ class WaitTimer:
 
         The same iterator gets the same timing iterator each time.
         """
-        if self._timed[0] is not iterator:
+        if self._timed_pair[0] is not iterator:
             with tf.device("CPU:0"):
                 self._secs_waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="secs_waited")
                 timing = iterate(timed(iterator, self._secs_waited))
-                self._timed = (iterator, timing)
-        return self._timed[1]
+                self._timed_pair = (iterator, timing)
+        return self._timed_pair[1]
 
     def took(self, num_steps: int, secs: float, secs_of_training: float) -> float | None:
         """Add the times of a sampled loop to the current sample.

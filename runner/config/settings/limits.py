@@ -115,6 +115,7 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
 
 
 def _check_bounds(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
+    """Check one value against `minimum`, `above` and `below`; `_check_size` checks `maximum`."""
     # The comparisons are written so that they refuse NaN, for which every comparison is false.
     if limits.minimum is not None and not value >= limits.minimum:
         raise OutOfRange(f"{written(value)} must be at least {limits.minimum}.")

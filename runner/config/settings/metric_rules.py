@@ -124,18 +124,18 @@ class EarlyStopping(MetricRule):
     def reason(self, values: Mapping[int, float], step: int) -> str | None:
         best = math.nan
         best_step = None
-        waited = 0
-        for at in sorted(at for at in values if at <= step):
-            waited += 1
-            is_first = best_step is None and not math.isnan(values[at])
+        num_waited = 0
+        for eval_step in sorted(eval_step for eval_step in values if eval_step <= step):
+            num_waited += 1
+            is_first = best_step is None and not math.isnan(values[eval_step])
             # A comparison with NaN is false: a NaN is never the best value, and never an improvement.
-            if is_first or self.sign * (best - values[at]) > self.min_delta:
-                best = values[at]
-                best_step = at
-                waited = 0
-        if waited < self.patience_evals or step < self.min_steps:
+            if is_first or self.sign * (best - values[eval_step]) > self.min_delta:
+                best = values[eval_step]
+                best_step = eval_step
+                num_waited = 0
+        if num_waited < self.patience_evals or step < self.min_steps:
             return None
-        return self.has_not_improved(waited, best, best_step)
+        return self.has_not_improved(num_waited, best, best_step)
 
 
 @dataclass(frozen=True)
@@ -163,26 +163,26 @@ class ReduceLROnPlateau(MetricRule):
         # value, and that `min_lr` is ignored: the caller leaves a rate at that limit unchanged.
         best = math.inf
         best_step = None
-        waited = 0
-        cooldown = 0
+        num_waited = 0
+        cooldown_left = 0
         is_reduced = False
-        for at in sorted(at for at in values if at <= step):
-            value = self.sign * values[at]
+        for eval_step in sorted(eval_step for eval_step in values if eval_step <= step):
+            value = self.sign * values[eval_step]
             is_reduced = False
-            if cooldown:
-                cooldown -= 1
-                waited = 0
+            if cooldown_left:
+                cooldown_left -= 1
+                num_waited = 0
             is_first = best_step is None and not math.isnan(value)
             if is_first or value < best - self.min_delta:
                 best = value
-                best_step = at
-                waited = 0
-            elif not cooldown:
-                waited += 1
-                if waited >= self.patience_evals:
+                best_step = eval_step
+                num_waited = 0
+            elif not cooldown_left:
+                num_waited += 1
+                if num_waited >= self.patience_evals:
                     is_reduced = True
-                    cooldown = self.cooldown_evals
-                    waited = 0
+                    cooldown_left = self.cooldown_evals
+                    num_waited = 0
         if not is_reduced:
             return None
         return self.has_not_improved(self.patience_evals, self.sign * best, best_step)

@@ -138,27 +138,29 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
     stages = [dataclasses.replace(stage, secs_up_to=measure_up_to(stage, options, check)) for stage in stages]
     tried: dict[Change, Reading] = {}
     untried: dict[Change, Exception] = {}
-    for change in list_changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
+    for change in list_changes(stages, recorder, speed, has_idle_cores=cpu < MAX_BUSY):
         try:
             changed = _open_changed(change, build, dataset, check)
             _warm_up(changed, change, warm_up_secs)
         except CannotTryError as error:
             untried[change] = error
         except _InputError as error:
-            untried[change] = error.of_input
+            untried[change] = error.original_error
         else:
             tried[change] = changed
     speeds, rounds = _read_in_turn(reading, tried, untried)
     trials = [Trial(change, turns) for change, turns in rounds.items() if change not in untried]
     trials.sort(key=lambda trial: trial.gain, reverse=True)
-    left = [Untried(change, error) for change, error in untried.items()]
-    return InputProfile(_median_speed(speeds), min(1.0, cpu), stages, reading.tuned(), trials, left)
+    not_tried = [Untried(change, error) for change, error in untried.items()]
+    return InputProfile(_median_speed(speeds), min(1.0, cpu), stages, reading.tuned(), trials, not_tried)
 
 
 def _read_in_turn(
     reading: Reading, tried: Mapping[Change, Reading], untried: dict[Change, Exception]
 ) -> tuple[list[Speed], dict[Change, list[Round]]]:
-    """Read the input as it is, and with each change.
+    """Read the input as it is and with each change, in several rounds.
+
+    In each round, every changed input is read between two reads of the input as it is.
 
     Args:
       reading: the input as it is.
@@ -173,7 +175,7 @@ def _read_in_turn(
     for number in range(timing.ROUNDS):
         order = [change for change in tried if change not in untried]
         if number % 2:
-            order.reverse()  # none is always the first after another one
+            order.reverse()  # so that no change is always read after the same other one
         unchanged.append(_take_turn(reading))
         for change in order:
             try:
@@ -202,7 +204,7 @@ def _wait_until_idle() -> None:
     while is_busy and time.monotonic() < last:
         before = time.process_time()
         time.sleep(0.02)
-        is_busy = time.process_time() - before > 0.002
+        is_busy = time.process_time() - before > 0.002  # a tenth of one core
 
 
 def _median_speed(speeds: Sequence[Speed]) -> Speed:
@@ -219,15 +221,15 @@ class CannotTryError(Exception):
 
 
 class _InputError(Exception):
-    """An input with a change raised `of_input`."""
+    """An input with a change raised `original_error`."""
 
-    def __init__(self, of_input: Exception) -> None:
+    def __init__(self, original_error: Exception) -> None:
         super().__init__()
-        self.of_input = of_input
+        self.original_error = original_error
 
 
 def _open_changed(change: Change, build: Build, dataset: tf.data.Dataset, check: Callable[[], None]) -> Reading:
-    """Return the input with a change.
+    """Call the input function with a change, and return its input, of which nothing is read yet.
 
     Raises:
       CannotTryError: the change cannot be made.
@@ -249,7 +251,7 @@ def _open_changed(change: Change, build: Build, dataset: tf.data.Dataset, check:
 
 
 def _warm_up(reading: Reading, change: Change, secs: float) -> None:
-    """Read an input with a change until the cache of the change is full, and then for so many seconds.
+    """Read an input with a change for `secs` seconds; if the change is a cache, first read until it is full.
 
     Raises:
       CannotTryError: the cache was not full in time.
@@ -257,14 +259,18 @@ def _warm_up(reading: Reading, change: Change, secs: float) -> None:
     """
     try:
         if change.kind == "cache":
-            _fill_cache(reading, change.num_filling)
+            _fill_cache(reading, change.num_read_to_fill_cache)
         reading.read(secs)
     except READ_ERRORS as error:
         raise _InputError(error) from error
 
 
 def _fill_cache(reading: Reading, number: int) -> None:
-    """Read `number` elements. Before its cache is full an input is as slow as without, or slower."""
+    """Read `number` elements, which fill the cache: until it is full, the input is as slow as without a cache.
+
+    Raises:
+      CannotTryError: it takes longer than MAX_FILL_SECS.
+    """
     began = time.monotonic()
     num_read = 0
     while num_read < number:
@@ -275,6 +281,7 @@ def _fill_cache(reading: Reading, number: int) -> None:
 
 
 def _are_alike(spec: Any, other: Any) -> bool:
+    """Report whether two element specs have the same structure and dtypes. Their shapes may differ."""
     try:
         tf.nest.assert_same_structure(spec, other, expand_composites=True)
     except (TypeError, ValueError):

@@ -15,7 +15,7 @@ from runner.data.iterators import iterate
 from runner.data.replica_batches import num_rows
 
 READ_ERRORS = (tf.errors.OpError, TypeError, ValueError)
-"""What reading an input raises, when it is traced or when it runs. `check` raises other ones."""
+"""What an input raises when it is traced or read. What the `check` of a `Reading` raises is not among these errors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Reading:
 
     Args:
       dataset: a dataset of batches, read again and again.
-      check: as in `profile`.
+      check: called often; raises an exception if the work is to end.
       counts_elements_only: the elements may have any structure: neither examples nor bytes are counted.
     """
 
@@ -43,7 +43,7 @@ class Reading:
         with tf.device("CPU:0"):
             self.iterator = iterate(dataset)
         self._check = check
-        self._at_a_time = 1
+        self._num_per_call = 1
         self._read = _build_reader(self.iterator, counts_elements_only)
 
     def read(self, secs: float) -> Speed:
@@ -57,19 +57,19 @@ class Reading:
         while True:
             self._check()
             before = time.perf_counter()
-            total += self._read(tf.constant(self._at_a_time, tf.int64)).numpy()
+            total += self._read(tf.constant(self._num_per_call, tf.int64)).numpy()
             now = time.perf_counter()
-            took = now - before
+            call_secs = now - before
             if now - began >= secs:
                 elements, examples, num_bytes = map(int, total)
                 return Speed(elements, examples, num_bytes, now - began)
-            if took < timing.CALL_SECS / 2:
-                self._at_a_time *= 2
-            elif took > timing.CALL_SECS * 2:
-                self._at_a_time = max(1, self._at_a_time // 2)
+            if call_secs < timing.CALL_SECS / 2:
+                self._num_per_call *= 2
+            elif call_secs > timing.CALL_SECS * 2:
+                self._num_per_call = max(1, self._num_per_call // 2)
 
     def tuned(self) -> list[tuple[str, str, float]]:
-        """Return (stage, parameter, value) of each value that AUTOTUNE has chosen so far."""
+        """Return (name of the stage, name of its parameter, value) of each value that AUTOTUNE has chosen so far."""
         try:
             nodes = tf.data.experimental.get_model_proto(self.iterator).nodes
         except tf.errors.OpError:  # autotune.enabled=false
@@ -83,7 +83,9 @@ class Reading:
 
 
 def _build_reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function that reads a number of elements, and returns (elements, examples, bytes), int64 `[3]`."""
+    """Return a function of a number of elements that reads so many of them and returns what it has read: int64 `[3]`,
+    (elements, examples, bytes).
+    """
 
     def read_one(left: tf.Tensor, total: tf.Tensor) -> Any:
         element = iterator.get_next()
@@ -106,6 +108,7 @@ def _build_reader(iterator: Any, counts_elements_only: bool) -> Callable[[tf.Ten
 
 
 def _num_bytes(element: Any) -> tf.Tensor:
+    """Return the size of an element in bytes, an int64 scalar: its numbers and texts, without variants."""
     sizes = [tf.constant(0, tf.int64)]
     for leaf in tf.nest.flatten(element, expand_composites=True):
         if leaf is None or leaf.dtype == tf.variant:

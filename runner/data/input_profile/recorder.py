@@ -68,26 +68,26 @@ class Change:
         "batch_first": the batch before the map, whose function then gets whole batches.
         "cache": a cache behind the call.
       num_cached: the number of elements in that cache.
-      num_filling: the number of elements of the whole pipeline that are read until it is full.
+      num_read_to_fill_cache: the number of elements of the whole pipeline that are read until that cache is full.
     """
 
     kind: str
     call: Call
     num_cached: int = 0
-    num_filling: int = 0
+    num_read_to_fill_cache: int = 0
 
 
-class _WaitingMap(NamedTuple):
-    """A map that is to come after the batch that follows it.
+class _MovedMap(NamedTuple):
+    """A map that is left out where the input function calls it, and made behind the batch that follows.
 
     Attributes:
-      made: the dataset that the input function has: the map is before its batch there.
-      given: the same without the map.
-      original, arguments, options: the call of the map.
+      with_map: the dataset that the input function got.
+      without_map: the same dataset without the map.
+      original, arguments, options: the method `map` and the arguments of its call.
     """
 
-    made: Any
-    given: Any
+    with_map: Any
+    without_map: Any
     original: Any
     arguments: Any
     options: Any
@@ -108,73 +108,83 @@ class Recorder:
         self.calls: list[Call] = []
         self.was_changed = False
         self._change = change
-        self._made: dict[int, tuple[Any, Call]] = {}  # by the dataset's id; it is kept, so that no other gets its id
-        self._under_way: list[int] = []
-        self._waiting: _WaitingMap | None = None
+        # id of a dataset -> (the dataset, the call that returned it). It is kept, so that no other dataset gets its id.
+        self._calls_by_id: dict[int, tuple[Any, Call]] = {}
+        self._running_calls: list[int] = []  # numbers of the calls that have not returned
+        self._moved_map: _MovedMap | None = None
 
     def call_of(self, dataset: Any) -> Call | None:
         """Return the call that returned `dataset`; None: it is not known."""
-        _, call = self._made.get(id(dataset), (None, None))
+        _, call = self._calls_by_id.get(id(dataset), (None, None))
         return call
 
     def recorded(self, method: str) -> Callable[..., Any]:
-        """Return a function in place of a method of tf.data.Dataset."""
+        """Return a function in place of a method of tf.data.Dataset: it notes each call and may change it."""
         original = getattr(tf.data.Dataset, method)
 
         @functools.wraps(original)
         def record(dataset: Any, *arguments: Any, **options: Any) -> Any:
             call = self._note(method, arguments, options)
-            self._under_way.append(call.number)
+            self._running_calls.append(call.number)
             try:
-                made = self._call(call, original, dataset, arguments, options)
+                dataset_made = self._run_call(call, original, dataset, arguments, options)
             finally:
-                self._under_way.pop()
-            self._made[id(made)] = (made, call)
-            return made
+                self._running_calls.pop()
+            self._calls_by_id[id(dataset_made)] = (dataset_made, call)
+            return dataset_made
 
         return record
 
     def _note(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Call:
+        """Add a call to `calls`, with the line of the user's code that made it, and return it."""
         stack = traceback.extract_stack()[:-2]  # without this method and `record`
         frame = next(reversed(user_frames(stack)), None)
         caller = (stack[-1].filename, stack[-1].lineno)
         is_own = frame is not None and frame[:2] == caller
         function = _function_name([*arguments, *options.values()])
-        parent = next(reversed(self._under_way), None)
+        parent = next(reversed(self._running_calls), None)
         is_parallel = _is_parallel(method, arguments, options)
         call = Call(len(self.calls), method, function, frame, is_own, is_parallel, parent)
         self.calls.append(call)
         return call
 
-    def _call(self, call: Call, original: Any, dataset: Any, arguments: Any, options: Any) -> Any:
-        """Call `original`, with the change if it is one of this call."""
+    def _run_call(self, call: Call, original: Any, dataset: Any, arguments: Any, options: Any) -> Any:
+        """Return what a call of a method of tf.data.Dataset returns, with the change if it concerns this call.
+
+        Args:
+          call: the call.
+          original: the method.
+          dataset, arguments, options: its arguments.
+        """
         if call.method == "cache":
             return original(dataset)  # in memory: this command writes no files
         if call.method == "snapshot":
-            return dataset
-        waiting = self._waiting
-        if waiting is not None and dataset is waiting.made:
+            return dataset  # without the snapshot, which would be written to files
+        moved_map = self._moved_map
+        if moved_map is not None and dataset is moved_map.with_map:
             if call.method == "batch":
-                return self._batch_first(waiting, original, arguments, options)
+                return self._batch_before_map(moved_map, original, arguments, options)
             if call.method in ("repeat", "prefetch"):  # the map may come after them as well
-                made = original(dataset, *arguments, **options)
-                given = original(waiting.given, *arguments, **options)
-                self._waiting = waiting._replace(made=made, given=given)
-                return made
+                result = original(dataset, *arguments, **options)
+                without_map = original(moved_map.without_map, *arguments, **options)
+                self._moved_map = moved_map._replace(with_map=result, without_map=without_map)
+                return result
         if self._change is None or call.number != self._change.call.number:
             return original(dataset, *arguments, **options)
         kind = self._change.kind
         if kind == "batch_first":
-            made = original(dataset, *arguments, **options)
-            self._waiting = _WaitingMap(made, dataset, original, arguments, options)
-            return made
+            # `_batch_before_map` makes the change at the batch, and nobody does if none follows the map directly.
+            result = original(dataset, *arguments, **options)
+            self._moved_map = _MovedMap(result, dataset, original, arguments, options)
+            return result
         self.was_changed = True
         if kind == "cache":
             # A few elements stand for all: filling the cache with all of them may take hours.
-            made = original(dataset.take(self._change.num_cached), *arguments, **options).cache()
-            for buffer in datasets.shuffle_buffers(dataset):  # which then comes behind the cache
-                made = made.shuffle(buffer)
-            return made.repeat()
+            result = original(dataset.take(self._change.num_cached), *arguments, **options).cache()
+            # The advice is to shuffle behind the cache. A shuffle before it takes no time once the cache is full.
+            for buffer in datasets.shuffle_buffers(dataset):
+                result = result.shuffle(buffer)
+            return result.repeat()  # what follows may read more than these few elements
         if kind == "interleave":
             return dataset.interleave(arguments[0], num_parallel_calls=tf.data.AUTOTUNE)
         num_calls = many_calls() if kind == "many" else tf.data.AUTOTUNE
@@ -183,18 +193,24 @@ class Recorder:
             arguments = arguments[:1]  # num_parallel_calls may be the second
         return original(dataset, *arguments, **options)
 
-    def _batch_first(self, waiting: _WaitingMap, batch: Any, arguments: Any, options: Any) -> Any:
-        """Call `batch`, and then the map before it with a function of whole batches."""
-        function = waiting.arguments[0]
+    def _batch_before_map(self, moved_map: _MovedMap, batch: Any, arguments: Any, options: Any) -> Any:
+        """Return the dataset of a batch and, behind it, the map that came before it, with a function of whole batches.
+
+        Args:
+          moved_map: the map.
+          batch: the method `batch`.
+          arguments, options: the arguments of its call.
+        """
+        function = moved_map.arguments[0]
         self.was_changed = True
 
-        def of_batch(*element: Any) -> Any:
+        def map_batch(*element: Any) -> Any:
             if len(element) == 1:
                 return tf.vectorized_map(function, element[0], fallback_to_while_loop=False)
             return tf.vectorized_map(lambda parts: function(*parts), element, fallback_to_while_loop=False)
 
-        batched = batch(waiting.given, *arguments, **options)
-        return waiting.original(batched, of_batch, *waiting.arguments[1:], **waiting.options)
+        batched = batch(moved_map.without_map, *arguments, **options)
+        return moved_map.original(batched, map_batch, *moved_map.arguments[1:], **moved_map.options)
 
 
 @contextlib.contextmanager
