@@ -80,6 +80,7 @@ class RunCheckpoints:
             meta_graph=meta,
             is_mirrored=remote_dir(context.model_dir) is not None,
         )
+        # A worker on another host has a folder of its own, without the chief's checkpoints: see `Saver`.
         is_apart = Note.read(Path(context.model_dir)).worker > 0
         self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1, is_apart=is_apart)
         self._saved_at = time.monotonic()

@@ -120,7 +120,7 @@ class RemoteEvaluation(Evaluations):
 
     def resume(self, step: int, path: str | None, *, is_last: bool) -> None:
         if path is not None and not is_last:
-            self._look(step, None)
+            self._stop_if_decided(step, None)
 
     def facts(self) -> dict[str, Any]:
         if self._rule.metric is None:
@@ -129,16 +129,16 @@ class RemoteEvaluation(Evaluations):
         return {HISTORIES: {self._rule.file: history.contents()}}
 
     def begin(self, run: Run) -> None:
-        self._look(run.global_step, run)
+        self._stop_if_decided(run.global_step, run)
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        self._look(run.global_step, run)
+        self._stop_if_decided(run.global_step, run)
 
-    def _look(self, step: int, run: Run | None) -> None:
-        """End training, now at `step`, if the evaluator has decided so."""
-        looks = self._estimator.config.is_chief and self._rule.metric is not None
+    def _stop_if_decided(self, step: int, run: Run | None) -> None:
+        """End training, which is at `step`, if the evaluator's file says so. It is read at most every LOOK_SECS."""
+        needs_decision = self._estimator.config.is_chief and self._rule.metric is not None
         is_early = time.monotonic() - self._looked < LOOK_SECS
-        if looks and not is_early:
+        if needs_decision and not is_early:
             self._looked = time.monotonic()
             history = MetricHistory(self._rule, self._estimator.model_dir)
             self._stop_early(history.decided(step), step, run)

@@ -66,9 +66,9 @@ class TrainLog:
         self._has_said_too_large = False
         self.recorded: tuple[int, Mapping[str, float]] = (0, {})
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
-        taken = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
+        reported_names = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
         writer = functools.partial(tensorboard.EventWriter, summary_writer)
-        self.of_hooks = StepLog("train", context.journal.metrics, writer, taken, context.is_chief)
+        self.of_hooks = StepLog("train", context.journal.metrics, writer, reported_names, context.is_chief)
 
     def begin(self, target: int | None) -> None:
         """Start the progress line.
