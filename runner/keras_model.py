@@ -35,20 +35,21 @@ def check_methods(model: Any) -> None:
     Raises:
       ValueError: it does; the message names the method and its class.
     """
-    # The loops of a task of keras-hub are its own for the sake of its preprocessor; without one they are Keras's.
+    # A task of keras-hub defines fit, evaluate and predict only to call its preprocessor. If that is None, they do what
+    # Keras's do. (A model that is no such task has no attribute `preprocessor`.)
     is_task_alone = getattr(model, "preprocessor", model) is None
     not_called = _STEPS if is_task_alone else (*_STEPS, *_LOOPS)
-    own = [name for name in not_called if _defines(model, name)]
-    if not own:
+    defined = [name for name in not_called if _defines(model, name)]
+    if not defined:
         return
     owner = type(model)
     for kind in type(model).__mro__:
-        if own[0] in vars(kind):
+        if defined[0] in vars(kind):
             owner = kind
             break
     raise ValueError(
         f"model_fn returned a keras.Model, and its class {owner.__module__}.{owner.__qualname__} defines "
-        f"{', '.join(own)}, which the runner does not call: it computes the gradients of compute_loss and applies "
+        f"{', '.join(defined)}, which the runner does not call: it computes the gradients of compute_loss and applies "
         "them with the compiled optimizer. Define compute_loss(x, y, y_pred, sample_weight) in the class instead; or "
         "call the model in model_fn, and return an EstimatorSpec with the loss that the method computes."
     )
@@ -77,7 +78,7 @@ def _defines(model: Any, name: str) -> bool:
     return own is not getattr(sys.modules["keras"].Model, name)
 
 
-def named_by_inputs(model: Any, features: Any) -> Any:
+def features_for_inputs(model: Any, features: Any) -> Any:
     """Return the entries of a dict of features that the model's inputs name, in the structure of these inputs.
 
     Any other features, and the features of a model that is not functional, are returned unchanged.
@@ -117,7 +118,10 @@ def loss_of(model: Any, batch: Batch, *, training: bool) -> Any:
 
 
 def loss_and_metrics(model: Any, batch: Batch, *, training: bool) -> tuple[Any, dict[str, Any]]:
-    """Return (loss, name -> metric), the metrics in a form of `eval_metric_ops`."""
+    """Return (loss, name -> metric). A metric is a Keras metric or (value, update), as in `eval_metric_ops`.
+
+    A model that computes its metrics itself is called here as `fit` would call it.
+    """
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     loss = loss_of(model, batch, training=training)
@@ -126,12 +130,14 @@ def loss_and_metrics(model: Any, batch: Batch, *, training: bool) -> tuple[Any, 
         model.compute_metrics(*batch)
         return loss, _compiled_metrics(model)
     if type(model).metrics is sys.modules["keras"].Model.metrics:
-        # Keras's own mean of the loss, from which a perplexity may be computed.
+        # The first metric is Keras's own mean of the loss, which `fit` updates before it calls compute_metrics: a
+        # perplexity may be computed from it. It counts each example of the batch.
         mean_loss, *_ = model.metrics
-        first, *_ = [feature for feature in tf.nest.flatten(batch.features) if feature is not None]
-        mean_loss.update_state(loss, sample_weight=tf.shape(first)[0])
+        first_feature, *_ = [feature for feature in tf.nest.flatten(batch.features) if feature is not None]
+        mean_loss.update_state(loss, sample_weight=tf.shape(first_feature)[0])
     returned = model.compute_metrics(*batch)
-    # The values are functions of the metrics' variables, which these operations write. Writes have no outputs.
+    # The values are functions of the metrics' variables. What was made above writes these variables: the operations
+    # without outputs.
     made = graph.get_operations()[before:]
     writes = [operation for operation in made if not operation.outputs]
     update = tf.group(*writes)

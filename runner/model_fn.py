@@ -201,7 +201,7 @@ class ModelFn:
         explaining_weights = self._explaining_weights(takes_weights=takes_weights)
         logs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if mode != ModeKeys.TRAIN:
-            # A hook may have it evaluated or exported: then model_fn does not log to the run that calls the hook.
+            # A hook of training may evaluate or export the model. Then model_fn does not log to that training run.
             logs = logging_to(None)
         with user_code(self.fn), logs:
             with naming_repeated_tokens(), explaining_inputs, explaining_weights:
@@ -270,13 +270,13 @@ def _reads_item_of(features: Mapping[Any, Any], error: KeyError) -> bool:
     """Report whether `error` was raised by `features[...]` or `features.pop(...)` in Python code, whatever name the
     variable has there.
     """
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is None or not error.args or error.args[0] in features:
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None or not error.args or error.args[0] in features:
         return False
-    source = failed_expression(frame)
-    names = [name for name, value in frame.tb_frame.f_locals.items() if value is features]
+    source = failed_expression(innermost)
+    names = [name for name, value in innermost.tb_frame.f_locals.items() if value is features]
     return any(re.match(rf"{re.escape(name)}\s*(\[|\.pop\()", source) for name in names)
 
 
@@ -343,7 +343,7 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sampl
     """
     is_training = mode == ModeKeys.TRAIN
     keras_model.check_methods(model)
-    predictions = model(keras_model.named_by_inputs(model, features), training=is_training)
+    predictions = model(keras_model.features_for_inputs(model, features), training=is_training)
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predictions=predictions)
     if not model.compiled:
@@ -444,6 +444,11 @@ def runs(value: Any) -> bool:
 
 
 def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
+    """Return the loss that the model_fn `name` returned as a tensor: a scalar, or one loss per example, `[batch]`.
+
+    Raises:
+      ValueError: it is neither.
+    """
     problem = ""
     if isinstance(loss, (tf.Tensor, tf.Variable, float, int, np.ndarray, np.generic)):
         loss = tf.convert_to_tensor(loss)

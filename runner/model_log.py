@@ -73,7 +73,7 @@ class StepLog:
       prefix: precedes the names: train, eval, eval_<name> or predict.
       metrics: writes numbers of a step to the journal.
       writer: returns the EventWriter of the event file; called when something is written.
-      taken: names that the run itself reports, with or without the prefix.
+      reported_names: names that the run itself reports, with or without the prefix.
       is_on: False: nothing is written, as in a worker other than the chief.
       shown: name -> its last number, for the progress line.
       steps: name -> the last step at which it was logged.
@@ -82,7 +82,7 @@ class StepLog:
     prefix: str
     metrics: Callable[[int, Mapping[str, float]], None]
     writer: Callable[[], Any]
-    taken: Set[str]
+    reported_names: Set[str]
     is_on: bool
     shown: dict[str, float] = dataclasses.field(default_factory=dict)
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -104,28 +104,28 @@ class StepLog:
         for name, value in values.items():
             call = _call(name)
             full_name = f"{self.prefix}/{name}"
-            if not self.taken.isdisjoint((name, full_name)):
+            if not self.reported_names.isdisjoint((name, full_name)):
                 raise ValueError(f"{call}: the run itself reports {full_name}. Rename it.")
             if self.steps.get(name) == step:
                 _log.warning("%s is left out: this name was logged at step %d before. Rename it.", call, step)
                 continue
             self.steps[name] = step
-            # The folder of an evaluation says in TensorBoard what its values are.
+            # In TensorBoard, the values of an evaluation need no prefix: their event file is in a folder of that name.
             tag = full_name if self.prefix == "train" else name
             event = summary.value.add(tag=tag)
-            made = _number_or_png(call, value)
-            if isinstance(made, float):
-                event.simple_value = made
-                self.metrics(step, {full_name: made})
+            number_or_png = _number_or_png(call, value)
+            if isinstance(number_or_png, float):
+                event.simple_value = number_or_png
+                self.metrics(step, {full_name: number_or_png})
                 if on_progress:
-                    self.shown[name] = made
+                    self.shown[name] = number_or_png
                 continue
             # The header of a PNG has its size.
-            event.image.width = int.from_bytes(made[16:20], "big")
-            event.image.height = int.from_bytes(made[20:24], "big")
-            event.image.encoded_image_string = made
+            event.image.width = int.from_bytes(number_or_png[16:20], "big")
+            event.image.height = int.from_bytes(number_or_png[20:24], "big")
+            event.image.encoded_image_string = number_or_png
             if artifacts is not None:
-                artifacts.image(full_name, made, step)
+                artifacts.image(full_name, number_or_png, step)
         if summary.value:
             self.writer().add_summary(summary, step)
 
@@ -143,13 +143,17 @@ def _call(name: Any) -> str:
 
 
 def _number_or_png(call: str, value: Any) -> float | bytes:
-    """Return a scalar as a float, and an image or a figure as PNG."""
+    """Return a scalar as a float, and an image or a figure as PNG.
+
+    Raises:
+      ValueError: `value` is none of these; the message begins with `call`.
+    """
     if hasattr(value, "savefig"):
         file = io.BytesIO()
         value.savefig(file, format="png")
         return file.getvalue()
     with tf.init_scope():  # session hooks are called with the traced graph as default
-        known = None if tf.is_symbolic_tensor(value) else value
+        known = None if tf.is_symbolic_tensor(value) else value  # a tensor of the graph has no value here
         array = np.asarray(known)
         dtype = tf.as_dtype(array.dtype)
         is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool

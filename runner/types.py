@@ -171,6 +171,7 @@ def _nested(values: Mapping[Any, Any]) -> dict[Any, Any]:
         becomes_params = type(value) is dict or is_other_mapping
         found[key] = value
         if becomes_params:
+            # Not by the constructor, which would copy the values once more.
             found[key] = Params.__new__(Params)
             dict.update(found[key], _nested(value))
     return found
@@ -203,7 +204,7 @@ def copied_params(values: Any, **more: Any) -> Any:
         reads.is_used = True
         items: dict[str, Any] = {}
         for key in values or ():
-            items[key] = dict.__getitem__(values, key)  # which notes no read
+            items[key] = dict.__getitem__(values, key)  # unlike `values[key]`, this notes no read
         given = Params(items).merged(**more)
         if reads is NO_READS:
             return given

@@ -20,7 +20,7 @@ import tensorflow as tf
 from runner.tf_private import v1
 from runner.tf_private.datasets import without_state
 from runner.tf_private.graphs import GraphFromHere, Part, function_of_part
-from runner.tf_private.random_ops import KERNEL_RANDOM, before_draws
+from runner.tf_private.random_ops import KERNEL_RANDOM, noticing_draws
 from runner.tf_private.tf_estimator import operators_of_tf1
 from runner.tf_private.variables import uninitialized_variable
 from runner.tracing.graph_operations import has_effect, needed, operations
@@ -339,7 +339,7 @@ def call_input_fn(
     one_per_step = tf.data.Dataset.from_tensors(0).repeat()
     taking_draws: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if as_in_session:
-        taking_draws = before_draws(lambda: graph.take_of(one_per_step))
+        taking_draws = noticing_draws(lambda: graph.take_of(one_per_step))
     context_token = _under_way.set(graph)
     try:
         with graph_from_here, _take_from_iterators(graph, are_first=True), taking_draws:

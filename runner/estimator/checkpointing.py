@@ -80,6 +80,7 @@ class RunCheckpoints:
             meta_graph=meta,
             is_mirrored=remote_dir(context.model_dir) is not None,
         )
+        # A worker on another host has a folder of its own, without the chief's checkpoints: see `Saver`.
         is_apart = Note.read(Path(context.model_dir)).worker > 0
         self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1, is_apart=is_apart)
         self._saved_at = time.monotonic()
@@ -104,11 +105,13 @@ class RunCheckpoints:
         self._saved_at = time.monotonic()
 
     def _write_graph(self) -> bytes:
-        """Write `graph.pbtxt`, and return the contents of `.meta` files; none if this process or config writes none."""
+        """Write `graph.pbtxt`, and return the contents of `.meta` files. On other processes than the chief, and if the
+        config asks for no graph, write nothing and return b"".
+        """
         config = self._setup.config
         trace = self._setup.program.trace.one_replica
         is_written = self._context.is_chief and config.checkpoint_save_graph_def
-        if not is_written or config.eager:  # an eager step has none
+        if not is_written or config.eager:  # an eager step has no graph
             return b""
         try:
             graph = meta_graph(trace, self._setup.model.store, self._setup.model.keys, trace.outputs[0].spec.train_op)
@@ -173,18 +176,18 @@ class RunCheckpoints:
         # After `settle`, which logs the previous checkpoint as that one was to be logged.
         self._is_logged = is_logged
 
-        def begin(values: Mapping[str, Any]) -> str:
+        def begin_save(values: Mapping[str, Any]) -> str:
             snapshot = Snapshot(step, values, extra)
-            may_wait = asynchronous and bool(self._asynchronous)
-            if may_wait and self._asynchronous == "auto":
+            in_background = asynchronous and bool(self._asynchronous)
+            if in_background and self._asynchronous == "auto":
                 # At the first save the memory that a step needs is not known; its gradients may be as large as the
                 # variables.
                 is_first = self.saved_step is None
-                may_wait = self._saving.fits(snapshot, snapshot.bytes if is_first else None)
+                in_background = self._saving.fits(snapshot, snapshot.bytes if is_first else None)
             with self._context.journal.phase("save"):
-                return self._saving.begin(snapshot, iterators, asynchronous=may_wait, is_evaluated=is_evaluated)
+                return self._saving.begin(snapshot, iterators, asynchronous=in_background, is_evaluated=is_evaluated)
 
-        path = self._setup.model.save(begin, values)
+        path = self._setup.model.save(begin_save, values)
         self.saved_step = step
         self._saved_at = time.monotonic()
         self.latest = path

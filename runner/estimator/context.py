@@ -186,12 +186,13 @@ class Models:
             if source.shuffle_seed is not None:
                 source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place.worker_index)
         # tf.estimator set the graph's seed before it called input_fn. With the same seed, shuffles have the same order.
-        with seeded(config.seed), logging_to(None):  # it may be called for an evaluation in a run
+        # `logging_to(None)`: input_fn of an evaluation during training does not log to the training run.
+        with seeded(config.seed), logging_to(None):
             pipeline = self._pipeline(source, mode, place, config, num_epochs=num_epochs, num_batches=num_batches)
         if place.num_workers > 1 or pipeline.shard == "service":  # one worker alone divides nothing
             self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
-        contexts = {ModeKeys.EVAL: evaluation_prefix(eval_name), ModeKeys.PREDICT: "predict"}
-        self._note_dataset(source, pipeline, contexts.get(mode, mode))
+        context_of_mode = {ModeKeys.EVAL: evaluation_prefix(eval_name), ModeKeys.PREDICT: "predict"}
+        self._note_dataset(source, pipeline, context_of_mode.get(mode, mode))
         return dataclasses.replace(pipeline, model_fn=self._context.model_fn.fn, input=input_fn)
 
     def _note_dataset(self, source: InputFn, pipeline: InputPipeline, context: str) -> None:

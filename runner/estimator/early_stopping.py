@@ -62,8 +62,9 @@ class MetricHistory:
             self._damage = "no JSON object"
 
     def _read(self, saved: Mapping[str, Any]) -> None:
+        """Take values and rates from what the file has, or note in `_damage` what is wrong with it."""
         contents = {key: value for key, value in saved.items() if key != _CHECKSUM}
-        # Files of earlier versions have none.
+        # Files of earlier versions have no checksum.
         if saved.get(_CHECKSUM, _checksum(contents)) != _checksum(contents):
             self._damage = "its checksum is another"
             return
@@ -89,7 +90,10 @@ class MetricHistory:
         return contents
 
     def resume(self, step: int, path: str | None) -> None:
-        """Go on from the checkpoint `path` of `step`; None: from none. What the file has lost is made again.
+        """Go on from the checkpoint `path` of `step`, or with None from the start. Values after `step` are dropped.
+
+        A file that is damaged, missing or older than the checkpoint is written again, from the checkpoint and the
+        journals.
 
         Raises:
           ConfigError: the file is damaged, and neither the checkpoint nor a journal has its values.
@@ -111,12 +115,15 @@ class MetricHistory:
             self._write()
 
     def _take_from_journals(self, path: str | None, contents: Any, last: int) -> None:
-        """Say what is wrong with the file, and add what the journals have after the step `last`: of earlier steps the
-        checkpoint has all, and a journal may have evaluations that were no part of training.
+        """Say what is wrong with the file, and add what the journals have of the steps after `last`.
+
+        Of the steps up to `last` the checkpoint has all values. A journal may have more there: evaluations that were no
+        part of training.
 
         Args:
           path: the checkpoint that the run resumes from.
-          contents: what that has of the history; None: nothing.
+          contents: what the checkpoint has of the history; None: nothing.
+          last: the last step of which the checkpoint has a value; -1: it has none.
 
         Raises:
           ConfigError: as in `resume`.

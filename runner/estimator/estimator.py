@@ -90,24 +90,24 @@ class Estimator:
         progress: Progress | None = None,
     ) -> None:
         config = with_model_dir(model_dir, config)
-        is_scripts = config.tracking is not None and journal is None
+        is_recorded_script = config.tracking is not None and journal is None
         if params is None:
             params = {}
-        # The copy of `Params` also records which are read.
+        # Reads of the copy that `copied_params` makes are noted in the record of the user's `Params`.
         params = copied_params(params) if isinstance(params, Params) else copy.deepcopy(params)
         check_evaluation(config.train_distribute, config.eval_distribute)
         for argument in ("train_distribute", "eval_distribute"):
             check_devices_of(argument, getattr(config, argument))
         collectives = collectives_of(config.train_distribute)
-        # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
+        # Each process has drawn a seed of its own, but with shard=examples all workers must shuffle in the same order.
         if isinstance(config.seed, DrawnSeed):
             config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
         if progress is None:
-            progress = script_progress(config) if is_scripts else Progress()
+            progress = script_progress(config) if is_recorded_script else Progress()
         if journal is None:
             journal = self._own_journal(config, collectives, progress)
         context = EstimatorContext(config, params, ModelFn(model_fn, params, config), journal, progress, collectives)
-        self._record = record_of_script(context) if is_scripts else NullRecord()
+        self._record = record_of_script(context) if is_recorded_script else NullRecord()
         self._checkpoints = VerifiedCheckpoints(context.model_dir)
         self._use(context)
 
@@ -224,9 +224,11 @@ class Estimator:
         hooks = checked("hook", hooks)
         saving_listeners = checked("listener", saving_listeners)
         self.collectives.tell_waits(self._context.journal.waited)  # until the first step
-        to_its_end = steps is None and (max_steps is None or max_epochs is not None)
+        ends_with_input = steps is None and (max_steps is None or max_epochs is not None)
         # Restore: the setup has a model with its values, and an input at its position.
-        setup = self._train_setups.build(input_fn, hooks, latest, max_epochs, reads_again=not (once and to_its_end))
+        setup = self._train_setups.build(
+            input_fn, hooks, latest, max_epochs, reads_again=not (once and ends_with_input)
+        )
         if setup is None:
             more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
@@ -354,14 +356,19 @@ class Estimator:
                 if self._all_evaluate:
                     metrics = run()
                 else:
-                    metrics = evaluation.of_chief_alone(run, self.collectives)
+                    metrics = evaluation.run_on_chief_alone(run, self.collectives)
             self.collectives.part()
             return metrics
 
     def _evaluation(
         self, input_fn: InputFn, steps: float, hooks: Sequence[Any], path: str, name: str | None
     ) -> dict[str, Any]:
+        """Evaluate the checkpoint `path`, report the results, and return the metrics.
+
+        All workers that evaluate must call this together. The arguments are as in `evaluate`.
+        """
         started = time.monotonic()
+        # Inside `awaiting`, variables may be left without initial values: `_restored` loads the checkpoint next.
         with self._models.for_evaluation.awaiting(path):
             setup = self.prepare_evaluation(input_fn, name, steps)
         given = [*hooks, *setup.program.spec.evaluation_hooks]
@@ -371,7 +378,7 @@ class Estimator:
             step = setup.model.store.global_step
             label = evaluation_prefix(name)
             fetching = ExampleHooks(given, setup.model.collectives)
-            eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label, fetching)
+            eval_hooks = self._begin_hooks(given, setup.model, setup.program, path, label, fetching)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
             # Before the report, because TensorBoard reads only the newer of two event files in a folder.
             eval_hooks.end()
@@ -501,21 +508,41 @@ class Estimator:
         return self._predictions(prepare, hooks, path, yield_single_examples)
 
     def _predictions(
-        self, prepare: Callable[[], tuple[Model, Any, Any]], hooks: Sequence[Any], path: str, single: bool
+        self,
+        prepare: Callable[[], tuple[Model, Any, Any]],
+        hooks: Sequence[Any],
+        path: str,
+        yield_single_examples: bool,
     ) -> Iterator[Any]:
+        """Yield the predictions of the checkpoint `path`, as `predict` does.
+
+        This is a generator, so even the input function and model_fn are called at the first `next`.
+
+        Args:
+          prepare: returns (model, input pipeline, traced program), without restored values.
+          hooks: native hooks and session hooks, without those of model_fn.
+          path: the checkpoint.
+          yield_single_examples: as in `predict`.
+
+        Raises:
+          RuntimeError: the model was trained, or another checkpoint was loaded, between two batches.
+        """
+        # Inside `awaiting`, variables may be left without initial values: `_restored` loads the checkpoint next.
         with self._models.for_prediction.awaiting(path):
             model, pipeline, program = prepare()
         with self._restored(model, program, path):
             given = [*hooks, *program.spec.prediction_hooks]
-            predict_hooks = self._begun_hooks(given, model, program, path, "predict")
+            predict_hooks = self._begin_hooks(given, model, program, path, "predict")
             for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
-                if single:
+                if yield_single_examples:
                     yield from prediction.single_examples(batch)
                 else:
                     yield batch
-                # Others that used the model meanwhile have restored its own weights.
+                # Between two batches the caller may have used the model. Then it has its training weights again, and
+                # what this program needs (moving averages) must be loaded. If the model was trained or another
+                # checkpoint was loaded, nothing is loaded here: `batches` raises an error before the next batch.
                 if model.values_of == path:
-                    self._show(model, program, path)
+                    self._load_for(model, program, path)
 
     def prepare_prediction(
         self, input_fn: InputFn, keys: Sequence[str] = (), with_features: bool = False, must_end: bool = False
@@ -532,16 +559,16 @@ class Estimator:
         """Give the model the values of the checkpoint `path` inside this context, with metrics reset."""
         program.reset()
         try:
-            self._show(model, program, path)
+            self._load_for(model, program, path)
             yield
         finally:
             model.show_weights()
 
-    def _show(self, model: Model, program: Program, path: str) -> None:
-        """Load the checkpoint `path` as `program` needs it.
+    def _load_for(self, model: Model, program: Program, path: str) -> None:
+        """Load the checkpoint `path` as `program` needs it, unless the model has these values already.
 
-        A Scaffold may give other keys or restore the values itself. Weights of which training kept moving averages are
-        replaced by these.
+        The program's Scaffold may read variables from other keys, or restore the values itself. Weights of which
+        training kept moving averages are replaced by the averages.
         """
         if model.shown is program:
             return
@@ -549,7 +576,8 @@ class Estimator:
         model.restore(path, scaffold.keys, partly=scaffold.restores, for_a_while=True)
         self._say_what_saver_lacks(scaffold, model, program)
         if scaffold.runs:
-            # A restore replaces all values: kept, they would double the memory.
+            # The Scaffold may write to variables. If it restores them all, keeping the present values would double the
+            # memory. So they are kept only during training; otherwise the next use of the model reads a checkpoint.
             model.set_aside(in_memory=model.is_trained or not scaffold.restores)
             session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
             scaffold.restore(session, path)
@@ -559,7 +587,7 @@ class Estimator:
             decay = self.config.ema_decay
             whose = "use_ema=True of the optimizer" if decay is None else f"ema_decay={decay}"
             self._models.log_once(f"Evaluation uses the moving averages of the weights ({whose}).")
-        # Last, because `restore` begins with `show_weights`, which sets it to None.
+        # Last, because `restore` begins with `show_weights`, which sets `shown` to None.
         model.shown = program
 
     def _say_what_saver_lacks(self, scaffold: ModelScaffold, model: Model, program: Program) -> None:
@@ -571,7 +599,7 @@ class Estimator:
                 f"restored from the checkpoint ({program.spec.mode})."
             )
 
-    def _begun_hooks(
+    def _begin_hooks(
         self,
         hooks: Sequence[Any],
         model: Model,
@@ -580,23 +608,31 @@ class Estimator:
         what: str,
         examples: ExampleHooks = NO_EXAMPLE_HOOKS,
     ) -> EvaluationHooks:
-        """Return the hooks of an evaluation or prediction of the checkpoint `path`, which the model has; `begin` of
-        session hooks has been called. `examples` as in EvaluationHooks.
+        """Call `begin` of the session hooks of an evaluation or prediction, and return all its hooks.
+
+        Args:
+          hooks: native hooks and session hooks, with those of model_fn.
+          model: the model, which has the values of `path`.
+          program: the traced evaluation or prediction.
+          path: the checkpoint.
+          what: the prefix of values that hooks log, and the folder of their events: eval, eval_<name> or predict.
+          examples: as in EvaluationHooks.
         """
         step = model.store.global_step
         session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
         is_on = self._context.is_chief or self.config.place.is_evaluator
         writers = EventWriters(is_on=is_on and self.config.tensorboard)
-        taken = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
+        reported_names = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
         writer = functools.partial(writers.of, os.path.join(self.model_dir, what))
-        log = StepLog(what, self._context.journal.metrics, writer, taken, is_on)
-        count = functools.partial(self._context.progress.count, what)
+        log = StepLog(what, self._context.journal.metrics, writer, reported_names, is_on)
+        show_count = functools.partial(self._context.progress.count, what)
         run = PassContext(self.model_dir, step, log=functools.partial(log.write, step))
         session.begin(run)
-        begun = EvaluationHooks(hooks, session, run, writers, count, examples)
+        evaluation_hooks = EvaluationHooks(hooks, session, run, writers, show_count, examples)
+        # Inside `extended`, variables that a hook requests in `begin` become variables of the model.
         with model.extended(program, path):
-            begun.session.begin()
-        return begun
+            evaluation_hooks.session.begin()
+        return evaluation_hooks
 
     # --- export -----------------------------------------------------------------------------------------------
 

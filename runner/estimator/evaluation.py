@@ -137,8 +137,9 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
     """
     model = setup.model
     program = setup.program
-    # In a session, what an evaluation wrote was its own. Kept values cost memory: the first lookup copies a table whose
-    # buffer is shared. So they are kept only if model_fn writes, here, or before a hook's first write.
+    # In a session, an evaluation wrote to variables of its own. Here it writes to the model's, so their values are set
+    # aside before the first write, and put back afterwards. That costs memory: the first lookup copies a table whose
+    # buffer is shared. So it is done only if model_fn writes variables; session hooks do it before their first write.
     if program.changes_model:
         model.set_aside()
     try:
@@ -151,7 +152,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
     except tf.errors.ResourceExhaustedError as error:
         size = setup.pipeline.global_batch_size
         if size is not None and size > 1:
-            # Before batches were dealt whole, a replica had this share of one.
+            # The share of a batch that each replica would have if batches were divided over the replicas.
             fits = max(1, size // max(2, setup.pipeline.num_in_turn))
             error.add_note(
                 f"input.eval.batch_size={size} is the number of examples that one device evaluates at a time. If its "
@@ -167,8 +168,8 @@ def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collectives) -> dict[str, Any]:
-    """Run `evaluate` on the chief while the other workers wait.
+def run_on_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collectives) -> dict[str, Any]:
+    """Run `evaluate` on the chief while the other workers wait. All workers must call this together.
 
     Returns:
       The results on the chief; on other workers only those results that are numbers.
@@ -190,7 +191,7 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
         raise Interrupted(given_up)
     if metrics:
         return metrics
-    if "global_step" in scalars:  # the only one that is no float
+    if "global_step" in scalars:  # the only result that is an integer: `tensorboard.scalars` makes all numbers floats
         scalars["global_step"] = int(scalars["global_step"])
     return dict(scalars)
 
@@ -210,18 +211,19 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
     given_up = ""
     program = setup.program
     collectives = setup.model.collectives
-    each = hooks.see_each_batch
-    iterator = program.iterate(setup.pipeline.dataset, in_loops=not each)
-    length = LoopLength(1 if each else None)
-    loops = _loops(program, iterator, length, hooks, each=each, max_steps=setup.pipeline.max_steps)
+    one_by_one = hooks.see_each_batch
+    iterator = program.iterate(setup.pipeline.dataset, in_loops=not one_by_one)
+    length = LoopLength(1 if one_by_one else None)
+    loops = _loops(program, iterator, length, hooks, one_by_one=one_by_one, max_steps=setup.pipeline.max_steps)
 
     @contextlib.contextmanager
     def given_up_together() -> Iterator[None]:
+        """Note in `given_up` why a hook ends the evaluation; all workers end it after the sum that follows."""
         nonlocal given_up
         try:
             yield
         except Interrupted as stopped:
-            # With several workers, raise it only after the sum, in which the others wait for this one.
+            # With several workers, raise the error only after the sum, in which the other workers wait for this one.
             if collectives.num_workers == 1:
                 raise
             given_up = str(stopped)
@@ -234,11 +236,11 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
             if result is not None:
                 total = dataclasses.replace(result, fetched={})  # so that no batch is kept beside the next
                 hooks.after_batches(total.examples)
-        others, stops = collectives.sum([result is not None, bool(given_up)])
-        if stops:
+        num_evaluating, num_giving_up = collectives.sum([result is not None, bool(given_up)])
+        if num_giving_up:
             collectives.part()
             raise Interrupted(given_up or "another worker ended the evaluation early")
-        if not others:
+        if not num_evaluating:  # no worker has further batches
             return total.over(collectives, program.sum_names)
         fetched = {} if result is None else result.fetched
         with given_up_together():
@@ -251,36 +253,38 @@ def _loops(
     length: LoopLength,
     hooks: EvaluationHooks,
     *,
-    each: bool,
+    one_by_one: bool,
     max_steps: float = math.inf,
 ) -> Iterator[Any]:
-    """Call what precedes the first batch; yield the result of each loop over batches, until the data ends or
-    `max_steps` have been taken.
+    """Start the session hooks, and yield the result of each loop over batches, until the data ends, a session hook
+    requests a stop, or `max_steps` steps have been taken.
 
     Args:
       program: the program.
       iterator: the iterator over the batches.
       length: the length of the loops.
-      hooks: the hooks. A session hook that runs what depends on a batch takes the next one: it is no step.
-      each: each batch is a call of its own, at which hooks look.
+      hooks: the hooks. If a session hook runs operations that depend on a batch, these get the next batch, which no
+        step evaluates then.
+      one_by_one: each batch is a call of its own, whose values hooks may see.
+      max_steps: the largest number of steps.
     """
     taken = 0
-    read = itertools.count()
+    numbers_of_batches = itertools.count()  # counts all that are read one by one, also those that only a hook gets
     session = hooks.session
-    hooks.start(lambda request: program.fetch(iterator, next(read), request))
+    hooks.start(lambda request: program.fetch(iterator, next(numbers_of_batches), request))
     while taken < max_steps:
         num_steps = length.next(max_steps - taken)
         started = time.perf_counter()
         result: Any = None
-        if not each:
+        if not one_by_one:
             result = program.run(iterator, taken, num_steps)
         else:
             try:
                 request = dataclasses.replace(session.request(taken + 1), names=hooks.names)
-                result, values = program.run_one(iterator, next(read), request)
+                result, values = program.run_one(iterator, next(numbers_of_batches), request)
                 session.after_run(values)
             except tf.errors.OutOfRangeError:  # there is no further batch, for the step or for a hook
-                max_steps = taken
+                max_steps = taken  # ends the loop
         taken += num_steps
         # Before `yield`: what the caller does then is no part of the loop.
         num_bytes = 0 if result is None else result.num_bytes
@@ -309,17 +313,18 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
     length = LoopLength(None if in_loops else 1, _PREDICT_SECS, _PREDICT_BYTES)
     examples = 0
 
-    def keep() -> None:
+    def keep_values() -> None:
         if program.changes_model:
             model.set_aside()
 
-    keep()
-    for result in _loops(program, iterate(dataset), length, hooks, each=not in_loops):
+    keep_values()
+    for result in _loops(program, iterate(dataset), length, hooks, one_by_one=not in_loops):
         for count, batch in result.batches:
             if model.values_of != path:
                 raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
             examples += count
             hooks.after_batches(examples)
             yield batch
-            keep()  # again: others that used the model meanwhile have put its values back
+            # Once more: if the caller has used the model meanwhile, the values that were set aside have been put back.
+            keep_values()
     hooks.end()

@@ -120,7 +120,7 @@ class RemoteEvaluation(Evaluations):
 
     def resume(self, step: int, path: str | None, *, is_last: bool) -> None:
         if path is not None and not is_last:
-            self._look(step, None)
+            self._stop_if_decided(step, None)
 
     def facts(self) -> dict[str, Any]:
         if self._rule.metric is None:
@@ -129,16 +129,16 @@ class RemoteEvaluation(Evaluations):
         return {HISTORIES: {self._rule.file: history.contents()}}
 
     def begin(self, run: Run) -> None:
-        self._look(run.global_step, run)
+        self._stop_if_decided(run.global_step, run)
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        self._look(run.global_step, run)
+        self._stop_if_decided(run.global_step, run)
 
-    def _look(self, step: int, run: Run | None) -> None:
-        """End training, now at `step`, if the evaluator has decided so."""
-        looks = self._estimator.config.is_chief and self._rule.metric is not None
+    def _stop_if_decided(self, step: int, run: Run | None) -> None:
+        """End training, which is at `step`, if the evaluator's file says so. It is read at most every LOOK_SECS."""
+        needs_decision = self._estimator.config.is_chief and self._rule.metric is not None
         is_early = time.monotonic() - self._looked < LOOK_SECS
-        if looks and not is_early:
+        if needs_decision and not is_early:
             self._looked = time.monotonic()
             history = MetricHistory(self._rule, self._estimator.model_dir)
             self._stop_early(history.decided(step), step, run)
@@ -155,7 +155,7 @@ def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> Tr
         return train()
     if not config.generation and (config.place.tasks or config.has_evaluator):
         os.makedirs(estimator.model_dir, exist_ok=True)  # a failure before the first checkpoint is noted, too
-    # Before the first step, so that no other process takes the end of an earlier start for that of this one.
+    # Before the first step, so that no other process takes the end of an earlier start for the end of this one.
     remove_ending(estimator.model_dir)
     try:
         result = train()
@@ -277,27 +277,31 @@ class CheckpointFollower:
             if ending.is_over and not ending.is_complete:
                 return ending
             if ending.is_over or self._evaluations.is_due():
-                is_done = self._look(is_last=ending.is_over)
+                is_done = self._evaluate_newest(is_last=ending.is_over)
                 if ending.is_over and is_done:
                     return ending
             self._wait(POLL_SECS)
 
-    def _look(self, *, is_last: bool) -> bool:
-        """Evaluate the newest checkpoint. Return False if it was removed meanwhile."""
+    def _evaluate_newest(self, *, is_last: bool) -> bool:
+        """Evaluate the newest checkpoint. Return False if there is none yet, or if it was removed meanwhile.
+
+        Args:
+          is_last: training has ended. If there is no checkpoint, none will come, so True is returned.
+        """
         path = self._newest(is_last=is_last)
         if path is None:
             if not self._has_waited:
                 _log.info("Waiting for the first checkpoint in %s.", self._model_dir)
             self._has_waited = True
             return is_last
-        # Before `of_checkpoint`, which reads the checkpoint already: that, too, may fail because the chief removes it.
+        # Before `of_checkpoint`, which also reads the checkpoint and may fail because the chief removes it.
         before = manifest.fingerprint(path)
         try:
             due = self._evaluations.of_checkpoint(path, is_last=is_last)
             with retention.lease(path) if due else contextlib.nullcontext():
                 for evaluate in due:
                     evaluate()
-        except Abandoned:  # it is an Interrupted, so this clause comes first
+        except Abandoned:  # this evaluation only, because training failed; a subclass of Interrupted, so it comes first
             return False
         except Interrupted:
             raise

@@ -111,21 +111,22 @@ class Pace:
         """Note that `loop` took `num_steps` in `secs`.
 
         Returns:
-          (whether its speed is that of the run, the share of time spent waiting if the loop completes a sample).
+          (whether the loop's speed is typical of the run, the share of time that was spent waiting for input). The
+          share is None unless the loop completes a sample.
         """
         self.secs += secs
         if not self.first_steps:
             self.first_steps = num_steps
             self.first_secs += secs
         is_cut_short = loop.is_sampled and self._length.next(math.inf) > loop.num_steps
-        # Timing slows a sample of short steps, so the sample does not count as speed.
-        counts = not (is_cut_short and secs < num_steps * SHORT_STEP_SECS)
-        if counts:
+        # Timing slows short steps, so the speed of a sample of them is not that of other loops.
+        is_typical = not (is_cut_short and secs < num_steps * SHORT_STEP_SECS)
+        if is_typical:
             self._length.took(num_steps, secs)
         share = None
         if loop.is_sampled and num_steps:
             share = self.wait.took(num_steps, secs, self.secs)
-        return counts, share
+        return is_typical, share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +152,7 @@ class Boundary:
         stops = [0.0] * collectives.num_workers
         stops[collectives.worker_index] = float(self.stop_reason is not None)
         chief = float(collectives.is_chief)
+        # The chief alone decides about length and save, so the sum over all workers is its value.
         mine = [chief * self.num_steps, chief * self.saves, float(self.interrupted), *stops]
         num_steps, saves, interrupted, *stops = collectives.sum(mine)
         reason = self.stop_reason

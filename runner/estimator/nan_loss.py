@@ -73,7 +73,7 @@ class NanPolicy:
         return self._policy == "rollback" and self._setup.program.has_local_losses
 
     @property
-    def needs_place(self) -> bool:
+    def needs_position_after_bad_batch(self) -> bool:
         """Report whether, after a loss that is not finite, the input must be positioned just after the bad batch.
 
         It must if training continues or a checkpoint is saved.
@@ -140,15 +140,15 @@ class NanPolicy:
 
     def _act(self, run: Run, step: int, what: str, variables: Sequence[str], loss: str | None = None) -> bool:
         """Roll back and return True, end the run with an error, or ask it to stop and return False."""
-        held = f"Non-finite variables: {_named(variables)}." if variables else "All variables are still finite."
+        finiteness = f"Non-finite variables: {_named(variables)}." if variables else "All variables are still finite."
         self._context.journal.event("nan", step=step, loss=loss, variables=variables)
         if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
-            self._roll_back(step, what, held)
+            self._roll_back(step, what, finiteness)
             return True
         if self._setup.overrides.stop_at_nan is not False:
-            raise NanLossError(f"{what}. {self._advice()} {self._search()} {held}")
+            raise NanLossError(f"{what}. {self._advice()} {self._search()} {finiteness}")
         # NanTensorHook(fail_on_nan_loss=False) ends training without an error.
-        _log.warning("%s. %s", what[0].upper() + what[1:], held)
+        _log.warning("%s. %s", what[0].upper() + what[1:], finiteness)
         run.request_stop(what)
         return False
 
@@ -164,7 +164,7 @@ class NanPolicy:
         cures = ["a lower learning rate", clip]
         if self._policy == "rollback":
             saved = f"the run has rolled back {self.rollbacks} times already; {saved}"
-        elif not is_parameter_server(self._setup.config.train_distribute):  # it refuses rollback
+        elif not is_parameter_server(self._setup.config.train_distribute):  # which refuses rollback
             cures.append("train.nan=rollback (RunConfig(nan='rollback')), which rolls back and skips the batch")
         return (
             f"Try {', '.join(cures[:-1])} or {cures[-1]} ({saved}). train.nan=ignore continues with non-finite values."

@@ -77,7 +77,7 @@ class LearningRateReductions:
         step = run.global_step
         if self._rule.metric is not None and self._is_open:
             self._is_open = False
-            # As text, which can say that there is none; `repr` gives back the same float on every worker.
+            # As text, because "" can say that there is no new rate; from `repr` every worker reads the same float.
             text = ""
             if self._collectives.is_chief:
                 decided = self._decide(run, step)
@@ -89,15 +89,19 @@ class LearningRateReductions:
             run.learning_rate = self._rates[step]
 
     def _decide(self, run: RunWithRate, step: int) -> float | None:
+        """Return the rate that begins after `step`; None: it stays.
+
+        A new reduction is written to the history's file, and announced.
+        """
         reason = self._history.reason(step)
-        if reason is None or step in self._history.rates:
+        if reason is None or step in self._history.rates:  # a resumed run takes the rate that it had decided
             return self._history.rates.get(step)
         before = run.learning_rate
         after = max(before * self._rule.factor, self._rule.min_lr)
         # Compare as float32, the dtype of the rate; otherwise rounding could make a rate at the limit seem different.
         if before <= np.float32(self._rule.min_lr):
             return None
-        # In the file before it is set: a run that is killed in between sets the same rate when it resumes.
+        # Written to the file before the run gets the rate: a run that is killed in between sets it when it resumes.
         self._history.add_rate(step, after)
         text = f"learning rate {before:.6g} -> {after:.6g} at step {step}: {reason}"
         self._announce(LEARNING_RATE_REDUCED, text, step=step, before=before, after=after)

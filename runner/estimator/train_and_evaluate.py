@@ -62,6 +62,7 @@ def train_and_evaluate(
 def _train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
 ) -> TrainingResult:
+    """Do this process's part of `train_and_evaluate`: evaluate as the evaluator, serve a coordinator, or train."""
     if estimator.config.place.is_evaluator:
         return evaluate_checkpoints(estimator, train_spec, eval_spec)
     if estimator.config.place.is_server and estimator.config.train_distribute is None:
@@ -231,15 +232,15 @@ class RunEvaluations(Evaluations):
         self._specs = specs
         self._hooks = hooks
         self._has_begun = False
-        self._made_up: list[EvalSpec] = []
+        self._evaluated_on_resume: list[EvalSpec] = []
         self._started = time.monotonic()
         self._last_start: dict[str, float] = {}
         self._last_step: dict[str, int] = {}
         self._history = MetricHistory(train_spec.early_stopping, estimator.model_dir)
         rule = train_spec.reduce_lr_on_plateau
-        of_rate = MetricHistory(rule, estimator.model_dir)
-        self._rate = LearningRateReductions(rule, of_rate, self._collectives, estimator.announce)
-        self._histories = [history for history in (self._history, of_rate) if history.rule.metric is not None]
+        history_of_rate = MetricHistory(rule, estimator.model_dir)
+        self._rate = LearningRateReductions(rule, history_of_rate, self._collectives, estimator.announce)
+        self._histories = [history for history in (self._history, history_of_rate) if history.rule.metric is not None]
         self._exports = RunExports(estimator)
 
     @property
@@ -263,7 +264,7 @@ class RunEvaluations(Evaluations):
             return
         for spec in self._agreed(self._missing(path, step)):
             self._evaluate(spec, step)
-            self._made_up.append(spec)
+            self._evaluated_on_resume.append(spec)
         if self._collectives.is_chief:
             self._stop_early(self._history.reason(step), step, None)
 
@@ -302,10 +303,10 @@ class RunEvaluations(Evaluations):
         """Evaluate before the first loop, if `at_start` asks for it. A checkpoint of `step` exists by then."""
         if not self._has_begun:
             self._has_begun = True
-            for spec in self._made_up:
+            for spec in self._evaluated_on_resume:
                 self._export(spec, None, is_final=False)
             self._exports.note_end()
-            at_start = [spec for spec in self._specs if spec.at_start and spec not in self._made_up]
+            at_start = [spec for spec in self._specs if spec.at_start and spec not in self._evaluated_on_resume]
             self._evaluate_during(run, at_start, exports=False)
         assert isinstance(run, TrainingRun)
         # After the evaluation at the start, which may decide about the rate of this step.
@@ -343,12 +344,13 @@ class RunEvaluations(Evaluations):
             history.forget_after(step)
         open_specs = [spec for spec in self._specs if self._last_step.get(spec.key) != step]
         due = [spec for spec in open_specs if is_last or self._is_first(spec)]
-        others = [spec for spec in open_specs if spec not in due and self._due(spec)]
-        if others and not reader.Reader(path).extra().get("evaluate"):
-            others = []
-        due += others
+        due_by_time = [spec for spec in open_specs if spec not in due and self._due(spec)]
+        if due_by_time and not reader.Reader(path).extra().get("evaluate"):
+            due_by_time = []
+        due += due_by_time
         evaluations = [functools.partial(self._evaluate, spec, step, path) for spec in due]
-        exported = self._specs if is_last else others
+        # As in a training process: an evaluation at the start has no export, and at the end all have their final one.
+        exported = self._specs if is_last else due_by_time
         # Evaluations first, because an exporter gets their metrics.
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
 
@@ -367,7 +369,7 @@ class RunEvaluations(Evaluations):
             histories = self._histories_of(spec.key)
             if exports_are_open and spec.exporters:
                 missing.append(True)
-            elif histories:
+            elif histories:  # the file of each rule that depends on this evaluation says whether it was made
                 missing.append(any(not history.has(step) for history in histories))
             else:
                 is_marked = evaluation_prefix(spec.key) in evaluated
@@ -385,6 +387,10 @@ class RunEvaluations(Evaluations):
         return spec.at_start and spec.key not in self._last_step
 
     def _evaluate_during(self, run: Run, specs: Sequence[EvalSpec], *, exports: bool) -> None:
+        """Run evaluations of the latest checkpoint during training, and with `exports` their exporters.
+
+        All workers must call this together. A rule may stop the run early; a hook of an evaluation may interrupt it.
+        """
         assert isinstance(run, TrainingRun)
         if specs:
             run.wait_for_checkpoint()

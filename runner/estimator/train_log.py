@@ -66,9 +66,9 @@ class TrainLog:
         self._has_said_too_large = False
         self.recorded: tuple[int, Mapping[str, float]] = (0, {})
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
-        taken = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
+        reported_names = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
         writer = functools.partial(tensorboard.EventWriter, summary_writer)
-        self.of_hooks = StepLog("train", context.journal.metrics, writer, taken, context.is_chief)
+        self.of_hooks = StepLog("train", context.journal.metrics, writer, reported_names, context.is_chief)
 
     def begin(self, target: int | None) -> None:
         """Start the progress line.
@@ -103,17 +103,19 @@ class TrainLog:
             self._program.kept_metrics.reset()
 
     def _begin_window(self, metrics: Sequence[str]) -> None:
-        """Begin the sums of the loss and of `metrics`, the chief's, in its order."""
+        """Begin the window that averages the loss and `metrics`: the names of the chief's metrics, in its order."""
         self._window = TrainWindow(["loss", *metrics], self._config.log_step_count_steps or None)
         own = list(self._scalars.metrics)
         number_of = {name: number for number, name in enumerate(own)}
-        # In the numbers of a step, which are all sums and then all weights; the last place is that of a 0.
-        nowhere = 2 * len(own)
-        self._places = [number_of.get(name, nowhere) for name in metrics]
-        self._places_of_weights = [min(place + len(own), nowhere) for place in self._places]
+        # Columns of `taken.values["metrics"]`: the sums of this worker's metrics, and then their weights. `_rows`
+        # appends a column of zeros, which stands for each metric of the chief that this worker lacks.
+        column_of_zeros = 2 * len(own)
+        self._columns_of_sums = [number_of.get(name, column_of_zeros) for name in metrics]
+        self._columns_of_weights = [min(column + len(own), column_of_zeros) for column in self._columns_of_sums]
         at_step = {name for name, is_at_step in zip(own, self._scalars.is_at_step, strict=True) if is_at_step}
-        flags = [False, *(name in at_step for name in metrics)]
-        self._is_at_step = np.array([*flags, *flags], bool)
+        flags = [False, *(name in at_step for name in metrics)]  # the loss, which is averaged, and the metrics
+        # A mask over the columns of `_rows`: the numbers and then their weights.
+        self._columns_not_averaged = np.array([*flags, *flags], bool)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores of the log; `restore` reads it. All workers must call this together."""
@@ -141,7 +143,7 @@ class TrainLog:
         is_first = step == self._first_step
         if every is None:
             return NO_RECORDS
-        if not in_loops or is_first:  # the first loop is short
+        if not in_loops or is_first:  # a run's first loop ends where summaries are due: see `steps_until_due`
             is_due = is_first or self._summary_every.due(step, step + num_steps * advance)
             return Schedule(num_steps - 1, every, int(is_due and num_steps > 0))
         first = int(self._summary_every.steps_until_due(step)) - 1
@@ -161,7 +163,7 @@ class TrainLog:
             due.append(self._summary_every.steps_until_due(step))
         has_first_point = self._is_new and is_first and self._metrics_every.steps is not None
         if has_first_point:
-            due.append(1)
+            due.append(1)  # metrics that keep a state can only be read at the end of a loop: see `_add_kept_metrics`
         return min(due)
 
     def log_loop(self, result: StepResult, taken: LoopResult, *, logs_speed: bool = True) -> None:
@@ -175,7 +177,7 @@ class TrainLog:
             progress line then repeats the speed of an earlier loop.
         """
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
-        # Before workers other than the chief return: it sums over all of them.
+        # Before workers other than the chief return, because `_points_at` sums over all workers.
         points = self._points_at(steps, result, taken)
         if points:
             last = max(points)
@@ -207,8 +209,11 @@ class TrainLog:
         self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
 
     def _log_times(self, result: StepResult, taken: LoopResult) -> None:
-        """Write what this worker itself took for the steps since the last line, at multiples of the log's cadence; of
-        a coordinator of parameter servers, how many of them each worker took.
+        """Write a line with this worker's own times to the journal, at multiples of the log's cadence.
+
+        It has the mean seconds of a step since the last such line, and of this worker's own part of a step: input and
+        computation, without waiting for other workers. A coordinator of parameter servers writes how many steps each
+        worker has taken since its last line.
         """
         for worker, steps in taken.steps_of_workers.items():
             self._steps_of_workers[f"worker:{worker}"] += steps
@@ -285,27 +290,42 @@ class TrainLog:
         )
 
     def _points_at(self, steps: np.ndarray, result: StepResult, taken: LoopResult) -> dict[int, dict[str, float]]:
-        """Return step -> train/<name> -> value for each step at which a point is due.
+        """Add the steps of a loop to the window, and return step -> train/<name> -> value for each step with a point.
 
-        The value is the mean since the last multiple of `train.log_steps`: of the loss over the steps, weighted by
-        their examples unless it is a sum over them; of metrics over the examples. What model_fn logs, and what the
-        runner reports of a step, is the value of that step. On other workers than the chief there is no loss.
+        All workers must call this together, because it sums over them.
+
+        A value is the mean since the last multiple of `train.log_steps`. The mean of the loss is over the steps,
+        weighted by their numbers of examples; a loss that is a sum over examples has no such weights. The mean of a
+        metric is over the examples. What model_fn logs, and what the runner reports of a step, is not averaged, but is
+        the value of the point's step. Workers other than the chief have no loss.
         """
+        # Here and in the arrays made of it below, the columns are the numbers, the loss first, and then their weights.
         rows = self._rows(result, taken)
+        # At its first step, only a new run has a point: those of a resumed run must be those of an undisturbed one.
         has_first_point = self._is_new and result.first_step == self._first_step + 1
-        of_steps = np.where(self._is_at_step, 0.0, rows)
-        places, sums = self._window.cut(steps, of_steps, has_first_point=has_first_point)
-        at_points = self._over_workers(np.where(self._is_at_step, rows[places], sums))
+        to_average = np.where(self._columns_not_averaged, 0.0, rows)
+        # `cut` adds the steps to the window's sums, and begins new sums after each multiple of `train.log_steps`.
+        rows_with_point, sums = self._window.cut(steps, to_average, has_first_point=has_first_point)
+        at_points = self._over_workers(np.where(self._columns_not_averaged, rows[rows_with_point], sums))
         totals, weights = np.split(at_points, 2, axis=1)
         points: dict[int, dict[str, float]] = {}
-        for step, *of_point in zip(steps[places].tolist(), totals.tolist(), weights.tolist(), strict=True):
-            points[step] = self._means(*of_point)
-        last = int(steps[-1])
-        if last in points and self._program.kept_metrics:
-            kept = {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
-            self._say_too_large(tensorboard.too_large(kept))
-            points[last].update({f"train/{name}": value for name, value in tensorboard.scalars(kept).items()})
+        for step, total, weight in zip(steps[rows_with_point].tolist(), totals.tolist(), weights.tolist(), strict=True):
+            points[step] = self._means(total, weight)
+        self._add_kept_metrics(points, int(steps[-1]))
         return points
+
+    def _add_kept_metrics(self, points: Mapping[int, dict[str, float]], last: int) -> None:
+        """Add the metrics that keep their state in variables to the point of `last`, the loop's last step, if it has
+        one. All workers must call this together.
+
+        The variables have the state after the loop, so no other step's value is known. `steps_until_due` ends a loop at
+        each point of such metrics.
+        """
+        if last not in points or not self._program.kept_metrics:
+            return
+        kept = {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
+        self._say_too_large(tensorboard.too_large(kept))
+        points[last].update({f"train/{name}": value for name, value in tensorboard.scalars(kept).items()})
 
     def _means(self, totals: Sequence[float], weights: Sequence[float]) -> dict[str, float]:
         """Return train/<name> -> mean at a point; a number without any weight is left out."""
@@ -316,27 +336,31 @@ class TrainLog:
         return means
 
     def _rows(self, result: StepResult, taken: LoopResult) -> np.ndarray:
-        """Return the numbers of each step and then their weights, the loss first: float64 `[steps, 2 * numbers]`."""
+        """Return each step's numbers, the loss first, and then their weights: float64 `[steps, 2 * numbers]`.
+
+        A number is a sum over what its weight counts, such as examples; a number that this worker lacks has weight 0.
+        """
         weights = np.zeros([result.num_steps, 1])
         losses = np.zeros([result.num_steps, 1])
         if self._context.is_chief:  # it has the loss over all workers
             weights[:, 0] = 1.0 if self._program.loss_is_sum else taken.examples
             losses[:, 0] = result.losses.astype(np.float64) * weights[:, 0]
         packed = taken.values.get("metrics", np.zeros([result.num_steps, 0]))
-        # A number that this worker lacks counts with weight 0.
+        # The column of zeros that `_begin_window` has chosen for numbers that this worker lacks.
         padded = np.pad(packed, [(0, 0), (0, 1)])
-        metrics = padded[:, self._places]
-        weights_of_metrics = padded[:, self._places_of_weights]
+        metrics = padded[:, self._columns_of_sums]
+        weights_of_metrics = padded[:, self._columns_of_weights]
         return np.concatenate([losses, metrics, weights, weights_of_metrics], axis=1)
 
     def _over_workers(self, rows: np.ndarray) -> np.ndarray:
-        """Return the sums and weights of points over all workers; the loss is the chief's already.
+        """Return the sums and weights of points over all workers. All workers must call this together.
 
         Args:
-          rows: the sums and weights of this worker, a row for each point.
+          rows: the sums and weights of this worker, a row for each point. Those of the loss are 0 except on the chief,
+            which has the loss over all workers.
         """
         collectives = self._context.collectives
-        has_only_loss = len(self._window.names) == 1
+        has_only_loss = len(self._window.names) == 1  # so no sum is needed
         if collectives.num_workers == 1 or has_only_loss or not len(rows):
             return rows
         return np.reshape(collectives.sum(rows.ravel().tolist()), rows.shape)
@@ -393,19 +417,19 @@ class TrainLog:
         return tf.function(functools.partial(write), input_signature=signature, autograph=False)
 
     def summaries(self, outputs: Outputs, step: int) -> None:
-        """Write the summaries of `step`, of which these are the outputs. All workers must call this together."""
+        """Write the summaries of global step `step`, which returned `outputs`. All workers must call this together."""
         packed = outputs.get("scalars")
-        of_v1 = outputs.get("protos", ())
+        protos_of_v1 = outputs.get("protos", ())
         totals: Mapping[str, Any] = {}
         if self._summary_keys:
             sums = {} if packed is None else self._scalars.summary_sums(packed)
             totals = over_workers(sums, self._summary_keys, self._context.collectives)
         if not self._config.is_chief:
             return
-        protos: list[tuple[int, bytes]] = [(step, proto) for proto in of_v1]
-        self._keep_images(of_v1, outputs.get("images", ()), step)
+        protos: list[tuple[int, bytes]] = [(step, proto) for proto in protos_of_v1]
+        self._keep_images(protos_of_v1, outputs.get("images", ()), step)
         if packed is not None:
-            values_at: dict[int, list[Any]] = {}
+            values_at: dict[int, list[Any]] = {}  # by step: model_fn may give a summary another step than `step`
             for at, value in self._scalars.summaries_of(packed, totals, step):
                 values_at.setdefault(at, []).append(value)
             self._log_summaries(values_at, step)
@@ -415,17 +439,23 @@ class TrainLog:
             for at, proto in protos:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
 
-    def _keep_images(self, of_v1: Sequence[Any], of_v2: Sequence[bytes], step: int) -> None:
-        """Log the images of a step as artifacts of the run, unless images of that step have been logged."""
+    def _keep_images(self, protos_of_v1: Sequence[Any], images_of_v2: Sequence[bytes], step: int) -> None:
+        """Log the images of a step as artifacts of the run, unless images of that step have been logged.
+
+        Args:
+          protos_of_v1: serialized Summaries of TensorFlow 1's functions, which may have images.
+          images_of_v2: the serialized tensor of each of the program's summaries of images; empty: it was not recorded.
+          step: the global step.
+        """
         artifacts = current()
         if artifacts is None or not artifacts.keeps_images or self._is_only_after_resume(step):
             return
         png_of: dict[str, bytes] = {}
-        for proto in of_v1:
+        for proto in protos_of_v1:
             for value in tf.compat.v1.Summary.FromString(bytes(proto)).value:
                 if value.HasField("image"):
                     png_of[value.tag] = value.image.encoded_image_string
-        for image, packed in zip(self._program.summaries.images, of_v2, strict=True):
+        for image, packed in zip(self._program.summaries.images, images_of_v2, strict=True):
             # Width and height come first.
             pngs = tf.io.parse_tensor(packed, tf.string).numpy()[2:] if packed else ()
             for number, png in enumerate(pngs):

@@ -209,7 +209,7 @@ class TrainingRun:
                     self._reload_after_rollback()
                 self._setup.input.pipeline.stream.check_once()
                 if result.num_steps:  # no step was taken if the data had ended
-                    went_on = self.global_step == result.last_step  # not back to the last checkpoint
+                    went_on = self.global_step == result.last_step  # False: a rollback went to the last checkpoint
                     if steps.fetched is not None and went_on:
                         examples.call(self, steps.fetched)
                     for hook in due:
@@ -245,7 +245,11 @@ class TrainingRun:
         return self.global_step < self._target and self.stop_reason is None
 
     def _begin(self, names: Sequence[str]) -> None:
-        """Begin log, listeners and hooks; a new run saves. Args: names: as in `TrainSteps.begin`."""
+        """Begin log, listeners and hooks. A new run writes its first checkpoint.
+
+        Args:
+          names: as in `TrainSteps.begin`.
+        """
         program = self._setup.program
         session_hooks = self._setup.session_hooks
         self._log.begin(None if math.isinf(self._target) else int(self._target))
@@ -253,7 +257,8 @@ class TrainingRun:
         self._steps.begin(names)
         _warn_of_lost_state(program.trace, self._setup.model.store)
         session_hooks.session.begin(self, self._steps.take_batch)
-        # In a session their variables are the graph's own: saved with the model, and restored with it.
+        # Variables that listeners and session hooks make in `begin` become variables of the model, as in a session's
+        # graph: they are saved and restored with it.
         with self._setup.model.extended(program, self._setup.latest):
             self._checkpoints.tell_listeners("begin")
             session_hooks.begin()
@@ -294,7 +299,8 @@ class TrainingRun:
     def _save(self, *, asynchronous: bool) -> str:
         """Write a checkpoint of this step, and evaluate it. Return the path of the latest checkpoint."""
         setup = self._setup
-        setup.input.pipeline.stream.check()  # before a checkpoint holds what came of another order
+        # Before the save: if workers have read different examples, or in another order, the result must not be saved.
+        setup.input.pipeline.stream.check()
         setup.model.show_weights()  # a hook may have loaded another checkpoint, to predict with it
         path = self._checkpoints.save(self, self._extra(), self._nan.accepts_values, asynchronous=asynchronous)
         if path is None:  # variables are not finite, and the last checkpoint was restored

@@ -145,7 +145,8 @@ class TrainSetupBuilder:
         model = self._models.for_training
         pipeline = train_input.pipeline
         model.store.forget_hooks()
-        # Only by the caller's hooks: those of model_fn are known after the trace, which needs this.
+        # Decided by the caller's hooks alone: the trace needs `stop_at_nan`, and the hooks of model_fn are known only
+        # after the trace.
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
         with model.awaiting(latest):
             program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
@@ -175,7 +176,7 @@ class TrainSetupBuilder:
                 model.store.check_fed()
         # Last, as in TensorFlow's SessionManager, which runs local_init_op after init_op, init_fn or a restore.
         scaffold.begin_local(trace_session)
-        # After `_open_input`, which compares with that of the call before.
+        # After `_open_input`, which compares this function with the one of the earlier call of `train`.
         self._last_function = pipeline.function
         config = overrides.config(context.config)
         for hook in native:

@@ -146,7 +146,7 @@ class TrainSteps:
         started = time.perf_counter()
         before = self.global_step
         model.show_weights()  # an evaluation may have loaded other values, and hooks look at variables
-        request = StepRequest()
+        request = StepRequest()  # stays empty if a hook asks for a batch after the last one
         with self._data_may_end():
             request = session_hooks.request(before + num_steps * self.advance)
         if train_input.ended and not request:
@@ -155,9 +155,9 @@ class TrainSteps:
             request = dataclasses.replace(request, names=self._names)
         plan = self._pace.next_loop(num_steps, min(target - before, train_input.remaining_steps))
         schedule = self._log.schedule(before, num_steps, self.advance, in_loops=self.records_in_loops)
-        records = self.records_in_loops or schedule.number > 0
+        records_summaries = self.records_in_loops or schedule.number > 0
         loop = model.training_loop(
-            program, request, records=records, in_groups=plan.in_groups, splits=self._always_splits
+            program, request, records=records_summaries, in_groups=plan.in_groups, splits=self._always_splits
         )
         iterator = train_input.iterator
         if plan.is_sampled:
@@ -178,10 +178,11 @@ class TrainSteps:
         )
         logs_speed, share = self._pace.took(plan, taken.num_steps, result.secs)
         self.fetched = None
-        for place, outputs in taken.records:
-            if records:
-                self._log.summaries(outputs, before + (place + 1) * self.advance)
+        for index_in_loop, outputs in taken.records:
+            if records_summaries:
+                self._log.summaries(outputs, before + (index_in_loop + 1) * self.advance)
             if request.names:
+                # The number of examples of each local replica; then all names' values on the first replica, and so on.
                 counts, *values = outputs["examples"]
                 self.fetched = joined(request.names, counts.tolist(), values)
             if request.fetches:
@@ -218,14 +219,14 @@ class TrainSteps:
             return loop(iterator, steps)
 
     def _can_group(self) -> bool:
-        """Report whether loops may read batches in groups; if so, build such a loop, to make its first use fast."""
+        """Report whether loops may read batches in groups. If so, build such a loop, to make its first use fast."""
         program = self._setup.program
         pipeline = self._setup.input.pipeline
-        elements = (self.global_step - self.first_step) // self.advance * pipeline.division.elements_per_step
-        rows = self.examples / max(1, elements)
-        if self._nan.needs_place or not program.can_group:
+        num_elements = (self.global_step - self.first_step) // self.advance * pipeline.division.elements_per_step
+        examples_per_element = self.examples / max(1, num_elements)
+        if self._nan.needs_position_after_bad_batch or not program.can_group:
             return False
-        if not are_small(pipeline.element_spec, rows) or not pipeline.may_read_ahead:
+        if not are_small(pipeline.element_spec, examples_per_element) or not pipeline.may_read_ahead:
             return False
         program.loop(records=self.records_in_loops, in_groups=True).prepare(self._setup.input.iterator)
         return True
@@ -254,9 +255,10 @@ class TrainSteps:
         self.locate()
         if not taken:
             return
-        if result.repeated_steps:  # the lost worker may have taken some of them; only the global step shows how many
-            lost = (self.global_step - before) // self.advance - taken
-            self._log.repeated(self.global_step, result.repeated_steps, lost)
+        if result.repeated_steps:
+            # The lost worker may have taken some of the repeated steps before. Only the global step shows how many.
+            num_taken_twice = (self.global_step - before) // self.advance - taken
+            self._log.repeated(self.global_step, result.repeated_steps, num_taken_twice)
             return
         self.advance = max(1, (self.global_step - before) // taken)
         if self.global_step == before and self._setup.program.loss_scale is not None:

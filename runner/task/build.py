@@ -208,7 +208,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     if export_dir:
         export_dir = known_folder(export_dir, config.run.local_dir)
     eval_strategy: Any = config.eval_strategy.name
-    if eval_strategy not in (None, "default"):  # those two need no object
+    if eval_strategy not in (None, "default"):  # None and "default" need no strategy object
         eval_strategy = _build_strategy(config.eval_strategy)
     return RunConfig.from_config(
         config,
@@ -269,8 +269,9 @@ def configure_tensorflow(run: RunSettings) -> None:
 def _build_receiver_fn(config: Config, functions: Mapping[str, Any], estimator: Estimator) -> Callable[[], Any]:
     """Return the receiver function of an exported model. Built here, so that mistakes are found before training."""
     if config.export.receiver_fn is not None:
-        given: Callable[[], Any] = functions["export.receiver_fn"]
-        return given
+        receiver_fn: Callable[[], Any] = functions["export.receiver_fn"]
+        return receiver_fn
+    # An exported model takes the features of this input, which may be input.predict, input.train or an evaluation's.
     key, block = config.export_input
     modes = {"input.predict": ModeKeys.PREDICT, "input.train": ModeKeys.TRAIN}
     mode = modes.get(key, ModeKeys.EVAL)
@@ -320,20 +321,20 @@ def _build_train_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator
     yield from _build_hooks("train.hooks", config.train.hooks, functions)
 
 
-def _build_hooks(of: str, hooks: Sequence[HookConfig], functions: Mapping[str, Any]) -> Iterator[Any]:
+def _build_hooks(key_of_list: str, hooks: Sequence[HookConfig], functions: Mapping[str, Any]) -> Iterator[Any]:
     """Yield new hooks, described by the config.
 
     Args:
-      of: the key of their list.
+      key_of_list: the config key of their list.
       hooks: their descriptions.
       functions: config key -> user function.
 
     Raises:
       TypeError: an object is not a hook, or does not accept its params.
     """
-    for place, settings in enumerate(hooks):
-        key = f"{of}[{place}].fn"
-        if key not in functions:  # of an evaluator, which does not train
+    for index, settings in enumerate(hooks):
+        key = f"{key_of_list}[{index}].fn"
+        if key not in functions:  # an evaluator does not load the hooks of training
             continue
         try:
             with user_code_called():

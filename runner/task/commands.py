@@ -96,8 +96,8 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     if config.command == "dry_run":
         return {"answer": dry_run.rehearse(config, job)}
     if config.command == "profile_input":
-        check = functools.partial(context.stop.after_batches, PassContext(job.estimator.model_dir, 0), 0)
-        return {"answer": profile_input.profile_input(config, job, check)}
+        check_stop = functools.partial(context.stop.after_batches, PassContext(job.estimator.model_dir, 0), 0)
+        return {"answer": profile_input.profile_input(config, job, check_stop)}
     replicas = job.estimator.config.num_replicas_in_sync
     devices = describe_devices(config.strategy, replicas)
     context.journal.event("built", num_replicas=replicas, devices=devices)
@@ -175,6 +175,7 @@ def _evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
 
 
 def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
+    """Write the predictions of a checkpoint to predict.output, and return the command's part of the summary."""
     assert job.predict_input is not None
     facts = _checkpoint_of(job, checkpoint_in("predict.checkpoint", config))
     output = Path(str(config.model_dir)) / "predictions.jsonl"

@@ -64,6 +64,7 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
         if training.latest is not None:
             setup.model.restore(training.latest)
     if job.receiver_fn is not None:
+        # Trace model_fn as an export would, in PREDICT and with features alone, to find its mistakes here.
         job.estimator.prepare_prediction(lambda: training.input.pipeline.given.map(lambda features, *_: features))
     pipeline = training.input.pipeline
     answer: dict[str, Any] = {}
@@ -83,18 +84,24 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
 
 
 def _try(key: str, pipeline: InputPipeline, compute: Callable[..., Any], *arguments: Any) -> None:
-    """Compute with the first batch of an input for at most TRY_SECS, unless a hook or a service has the data."""
+    """Compute with the first batch of an input, and say so if that takes longer than TRY_SECS.
+
+    Nothing is computed from an input whose iterator cannot be saved (`why_no_state`): a hook feeds it, a service
+    computes it, or it writes a cache.
+    """
     with contextlib.suppress(multiprocessing.TimeoutError), multiprocessing.pool.ThreadPool(1) as pool:
         if pipeline.why_no_state is None:
             pool.apply_async(compute, (pipeline.open(), *arguments)).get(TRY_SECS)
         return
+    # After a TimeoutError.
     print(f"\n{key}: its first batch was not computed within {TRY_SECS:g} s, so its values were not tried.")
 
 
 def _try_in_halves(job: Job, pipeline: InputPipeline) -> None:
     """Warn if the loss of the first global batch is neither the mean nor the sum of the losses of its halves.
 
-    In inference mode, in which BatchNormalization does not use the batch's statistics and dropout drops nothing.
+    The losses are those of EVAL, in which BatchNormalization does not use the batch's statistics and dropout drops
+    nothing.
     """
     losses: list[float] = []
     with contextlib.suppress(multiprocessing.TimeoutError), multiprocessing.pool.ThreadPool(1) as pool:
@@ -127,7 +134,7 @@ def _losses_of_parts(job: Job, pipeline: InputPipeline) -> list[float]:
         part = tf.nest.map_structure(functools.partial(_rows_of, first, end), batch)
         elements = functools.partial(iter, [part])
         dataset = tf.data.Dataset.from_generator(elements, output_signature=any_rows(pipeline.given.element_spec))
-        # One structure for all, so that the model is traced once.
+        # All three datasets have the same element_spec, so that the model is traced once.
         setup = job.estimator.prepare_evaluation(functools.partial(_as_it_is, dataset))
         setup.program.reset()
         losses.append(setup.program.run(setup.pipeline.open(), 0, 1).means()["loss"])
@@ -161,6 +168,7 @@ def _check_variables(setup: EvalSetup, trained: set[str]) -> None:
 
 
 def _print_run(config: Config, training: TrainSetup, evaluations: Evaluations) -> Any:
+    """Print the table of the run's settings, and return it."""
     pipeline = training.input.pipeline
     model_dir = str(config.model_dir)
     if not os.path.isdir(model_dir):
@@ -215,19 +223,20 @@ def _describe_start(training: TrainSetup) -> str:
 
 
 def _describe_steps(training: TrainSetup, max_steps: int | None) -> str:
+    """Return from which step to which the run would train, and how many steps its input has, in words."""
     start = training.model.store.global_step
     target = training.target(max_steps=max_steps)
     if start >= target:
         return f"none: the run is already at step {start} of {int(target)}"
     if math.isinf(target) and training.input.was_at_its_end:
         return "none: the training input was read to its end"
-    epoch = training.input.pipeline.remaining_steps()
-    if epoch is None:
+    steps_of_input = training.input.pipeline.remaining_steps()
+    if steps_of_input is None:
         length = "the end of the input is not known"
-    elif math.isinf(epoch):
+    elif math.isinf(steps_of_input):
         length = "the input has no end"
     else:
-        length = f"{int(epoch):,} steps {_describe_passes(training.input.pipeline)}"
+        length = f"{int(steps_of_input):,} steps {_describe_passes(training.input.pipeline)}"
         target = min(target, start + training.input.remaining_steps)
     if math.isinf(target):
         return f"from {start} on; {length}"
@@ -284,10 +293,11 @@ def _describe_period(steps: int | None) -> str:
 
 
 def _describe_evaluation(spec: EvalSpec) -> str:
-    what = "all examples"
+    """Return how much of its input an evaluation reads and when it is made, in words."""
+    amount = "all examples"
     if spec.steps:
-        what = f"{spec.steps} batches"
-    facts = [f"{what} of each checkpoint"]
+        amount = f"{spec.steps} batches"
+    facts = [f"{amount} of each checkpoint"]
     if spec.throttle_secs:
         facts.append(f"at least {spec.throttle_secs:g} s apart")
     if spec.start_delay_secs:
@@ -308,6 +318,7 @@ def _describe_loop_length(training: TrainSetup) -> str:
 
 
 def _print_inputs(config: Config, training: TrainSetup, evaluations: Evaluations) -> dict[str, Any]:
+    """Print the tables of the inputs and of their features and labels, and return both."""
     rows = [_row_of_input("input.train", config.input.train.fn, training.input.pipeline)]
     for spec, setup in evaluations:
         name = spec.name or ""
@@ -338,8 +349,9 @@ def _rows_of_tensors(label: str, pipeline: InputPipeline) -> list[list[Any]]:
 
 
 def _print_outputs(training: TrainSetup, evaluations: Evaluations) -> Any:
+    """Print the table of the model's predictions and of the metrics of all evaluations, and return it."""
     spec = training.program.spec
-    if evaluations:
+    if evaluations:  # their specs are more likely to have predictions, which TRAIN does not need
         _, first = evaluations[0]
         spec = first.program.spec
     predictions = spec.predictions

@@ -28,7 +28,8 @@ NO_DEBUGGER = (
 )
 
 
-# The name of a function of the runner (runner/data/batch_groups.py), which reads a group of batches, in error texts.
+# What an error says first if it comes from reading a group of batches, a map of the runner itself
+# (runner/data/batch_groups.py): the user has not written that map.
 _OF_GROUPS = r"Error in user-defined function passed to \S+ transformation with iterator: \S+::Concatenate\[\d\]::Map: "
 
 
@@ -139,8 +140,8 @@ def explain(error: BaseException) -> Explained:
         before, _, of_user = said.partition("in user code:")
         inner = user_frames(frames_in(of_user))
         paragraphs = re.split(r"\n\s*\n", textwrap.dedent(of_user).strip())
-        name = re.compile(rf"^\s*(\w+\.)*{kind}: ")
-        what = name.sub("", textwrap.dedent(paragraphs[-1])).strip()
+        kind_in_front = re.compile(rf"^\s*(\w+\.)*{kind}: ")
+        what = kind_in_front.sub("", textwrap.dedent(paragraphs[-1])).strip()
         return Explained(f"{kind}: {before}{what}", inner or frames)
     return Explained(f"{kind}: {said}", frames)
 
@@ -164,7 +165,7 @@ def _explain_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explai
     # If several replicas failed, each has its frames, and then the first error says what the others say.
     text = re.sub(r"\A.*?Detected at node.*defined at \(most recent call last\):\n", "", said, flags=re.DOTALL)
     text = re.sub(r"\{\{function_node [^}]*\}\} ?|<stack traces.*>\n|\d+ root error.*\n.*0\) \w+: +", "", text)
-    # The second part is there if a Python function failed.
+    # After the message come the nodes that waited for it. If a Python function failed, its traceback is in the message.
     text, _, of_python = text.partition("\n\t [[")[0].partition("Traceback (most recent call last):")
     text = re.sub(r" ?\[Op:\w+\].*\Z", "", FRAME.sub("", text), flags=re.DOTALL)
     text = re.sub(_OF_GROUPS, "", text, count=1)

@@ -36,7 +36,7 @@ class RunInspection:
       counts_input: the checkpoint has only the number of batches that were read, not the input's state.
       metrics: metrics (`eval/accuracy`) of its evaluations.
       damage: what is wrong with it; None: it is undamaged.
-      kept: why it is kept, in words; '' if that is not known or nothing keeps it.
+      kept: the reasons why it is kept, in words; empty if they are not known or nothing keeps it.
     """
 
     step: int
@@ -89,6 +89,7 @@ def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspe
         step = layout.step_of(name)
         assert step is not None
         input_bytes = manifest.input_size_of(path)
+        # Without the input's state, a checkpoint of this runner has the number of batches that were read.
         counts_input = not input_bytes and manifest.read_manifest(path) is not None
         variable_bytes = manifest.size_of(path) - input_bytes
         kept = tuple(reasons.get(name, ()))
@@ -130,11 +131,17 @@ def _print_repeat(model_dir: Path) -> list[str]:
 
 
 def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | None) -> None:
-    # Those of the newest checkpoint come first.
-    of_all: dict[str, None] = {}
+    """Print the table of the checkpoints, ordered by step, with at most MAX_METRICS metrics.
+
+    Args:
+      found: the checkpoints.
+      newest: the newest undamaged one, which is marked; None: all are damaged.
+    """
+    # Metrics of the last checkpoint come first.
+    names_of_all: dict[str, None] = {}
     for checkpoint in reversed(found):
-        of_all |= dict.fromkeys(checkpoint.metrics)
-    names = list(of_all)
+        names_of_all |= dict.fromkeys(checkpoint.metrics)
+    names = list(names_of_all)
     shown = names[:MAX_METRICS]
     others = names[MAX_METRICS:]
     rows = [_cells_of(checkpoint, shown, is_newest=checkpoint is newest) for checkpoint in found]
@@ -148,7 +155,9 @@ def _cells_of(checkpoint: RunInspection, shown: Sequence[str], *, is_newest: boo
     """Return the row of a checkpoint.
 
     Args:
-      shown: names of the metrics.
+      checkpoint: the checkpoint.
+      shown: the names of the metrics that have a column.
+      is_newest: it is the newest undamaged checkpoint.
     """
     age = "-"
     if checkpoint.time is not None:
@@ -174,6 +183,7 @@ def _cells_of(checkpoint: RunInspection, shown: Sequence[str], *, is_newest: boo
 
 
 def _print_variables(path: str) -> Any:
+    """Print the table of the variables in the checkpoint `path`, and return it."""
     rows = []
     num_values = 0
     num_bytes = 0

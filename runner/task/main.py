@@ -93,6 +93,11 @@ def _with_found_accumulation(config: Config, env: Mapping[str, str]) -> Config:
 
 
 def _start(config: Config, config_file: Path, started: float, *, inline: bool) -> int:
+    """Run the command in this process, and return the exit code.
+
+    Unless `inline`, this process first takes what a supervisor expects of a task: it ends with the supervisor, sends
+    heartbeats, and keeps another process from being the same task in model_dir.
+    """
     if inline:
         return _start_inline(config, config_file, started)
     if not os.environ.get("PYTHONBREAKPOINT"):
@@ -106,11 +111,11 @@ def _start(config: Config, config_file: Path, started: float, *, inline: bool) -
         progress_mode = "off" if progress_mode == "off" else "plain"
     elif not cluster.is_chief:
         progress_mode = "off"
-    writes = config.command not in UNRECORDED_COMMANDS
+    is_recorded = config.command not in UNRECORDED_COMMANDS
     name = f"{cluster.role}-{cluster.task_index}"
     with ExitStack() as held:
         try:
-            if writes:
+            if is_recorded:
                 held.enter_context(only_task_in(Path(str(config.model_dir)), name))
         except ConfigError as error:  # another process uses the folder, and its journal
             report_error(error, NullJournal(), {}, set())
@@ -123,6 +128,7 @@ def _start(config: Config, config_file: Path, started: float, *, inline: bool) -
 
 
 def _start_inline(config: Config, config_file: Path, started: float) -> int:
+    """Run the command in the supervisor's process, where a debugger works, and return the exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     saves = "saving a checkpoint" if config.command in TRAINING_COMMANDS else "nothing is saved"
     build_stop = partial(
@@ -133,19 +139,20 @@ def _start_inline(config: Config, config_file: Path, started: float) -> int:
     progress_mode = config.run.progress
     if progress_mode == "auto":  # a live line and a debugger's prompt would disturb each other
         progress_mode = "plain"
-    return _run(config, ALONE, build_stop, progress_mode, started, config_file.parent, goes_on=True)
+    return _run(config, ALONE, build_stop, progress_mode, started, config_file.parent, process_goes_on=True)
 
 
 def _run(
     config: Config, cluster: Cluster, build_stop: BuildStop, progress_mode: str, started: float, scratch: Path, *,
-    goes_on: bool = False,
+    process_goes_on: bool = False,
 ) -> int:  # fmt: skip
     """Run the command, note in the journal how it ended, and return the exit code.
 
     Args:
       build_stop: makes the handler of requests to stop, which notes them in the journal.
       scratch: the folder for the journal of a command that leaves no record, which has only its result or error.
-      goes_on: this process does something else afterwards, and needs its signal handlers back.
+      process_goes_on: this process does something else afterwards, so its signal handlers and its environment are
+        restored.
     """
     assert config.model_dir is not None
     is_recorded = config.command not in UNRECORDED_COMMANDS
@@ -166,7 +173,7 @@ def _run(
         files = _keeping_files(config, cluster, journal)
         with said_logs(config.run.log_level, progress, is_quiet=progress_mode == "off"), files:
             env: Mapping[str, str] = os.environ
-            if goes_on:  # run inline, no supervisor has started this process
+            if process_goes_on:  # run inline, no supervisor has started this process
                 env = {}
             launch = Launch.of_task(env)
             journal.event("started", pid=os.getpid(), command=config.command, began=launch.began)
@@ -196,7 +203,7 @@ def _run(
         secrets = secrets_of(schema.to_tree(config), SecretList.of(config.run.secrets, os.environ))
         return _report(error, journal, secrets)
     finally:
-        if goes_on:
+        if process_goes_on:
             stop.uninstall()
             user_mlflow.forget(mlflow_env)
         else:
@@ -320,8 +327,10 @@ class _OfUser(logging.Filter):
 
 @contextmanager
 def said_logs(level_name: str, progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
-    """Print log messages inside this context: the runner's from INFO on, those of the user's own loggers from the level
-    `run.log_level` on; if `is_quiet`, neither below WARNING.
+    """Print log messages inside this context.
+
+    The runner's own are printed from INFO on, those of the user's code from the level `run.log_level` on. If
+    `is_quiet`, only warnings and errors of both are printed.
     """
     level_of_user: int = getattr(logging, level_name.upper())
     level_of_runner = logging.INFO
@@ -331,7 +340,7 @@ def said_logs(level_name: str, progress: console.Progress, *, is_quiet: bool) ->
         level_of_runner = logging.WARNING
         shown = console.PlainProgress()
     level_of_user = max(level_of_user, logging.DEBUG)
-    ours = logging.getLogger("runner")
+    ours = logging.getLogger("runner")  # whose messages do not reach the root logger, which prints those of the user
     root = logging.getLogger()
     ours_before = (ours.handlers, ours.propagate, ours.level)
     root_level_before = root.level

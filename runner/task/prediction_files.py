@@ -198,7 +198,7 @@ class Csv(PredictionWriter):
         if self._columns is None:
             self._columns = columns
             writer.writerow(columns)
-        differing = columns.items() ^ self._columns.items()
+        differing = columns.items() ^ self._columns.items()  # pairs of a column and the name of its prediction
         for _, name in differing:
             raise self._error(name, "has another length than in the first example")
         cells = []
@@ -291,6 +291,11 @@ class _Column:
         self._spool = tempfile.TemporaryFile(dir=path.parent)
 
     def add(self, array: np.ndarray) -> None:
+        """Write the values of a batch, `[examples, ...]`, to a temporary file.
+
+        Raises:
+          ValueError: the examples do not form an array.
+        """
         if array.ndim == 1 and _holds_arrays(array):
             for row in array:  # ragged: rows may have different shapes
                 self.add(row[None])
@@ -307,9 +312,10 @@ class _Column:
         self._count += len(array)
 
     def write_to(self, file: IO[bytes]) -> None:
+        """Write the array of all batches to `file`, in the format .npy."""
         assert self._shape is not None
         # The type that holds what the batches have: of texts, the longest.
-        dtype = np.result_type(*{own for _, own in self._batches})
+        dtype = np.result_type(*{dtype_of_batch for _, dtype_of_batch in self._batches})
         header = {
             "descr": np.lib.format.dtype_to_descr(dtype),
             "fortran_order": False,
@@ -317,9 +323,9 @@ class _Column:
         }
         np.lib.format.write_array_header_2_0(file, header)
         self._spool.seek(0)
-        for number, own in self._batches:
-            data = self._spool.read(number * own.itemsize)
-            array = np.frombuffer(data, own).astype(dtype)
+        for num_values, dtype_of_batch in self._batches:
+            data = self._spool.read(num_values * dtype_of_batch.itemsize)
+            array = np.frombuffer(data, dtype_of_batch).astype(dtype)
             file.write(array.tobytes())
 
     def _as_bytes(self, array: np.ndarray) -> np.ndarray:
@@ -409,10 +415,10 @@ class Parquet(PredictionWriter):
             values = self._arrow.array(flat.tolist(), self._arrow.binary())
         else:
             values = self._arrow.array(flat)
-        # The last axis becomes the innermost lists.
+        # The last axis becomes the innermost lists. `build_lists` gets the places where lists begin, and the end.
         for axis in range(array.ndim - 1, 0, -1):
-            number = math.prod(array.shape[:axis])
-            starts = np.arange(number + 1, dtype=np.int32) * array.shape[axis]
+            num_lists = math.prod(array.shape[:axis])
+            starts = np.arange(num_lists + 1, dtype=np.int32) * array.shape[axis]
             values = build_lists(starts, values)
         return values
 
@@ -452,7 +458,7 @@ class TFRecord(PredictionWriter):
         self._writer.close()
 
     def _features(self, name: str, array: np.ndarray) -> list[Any]:
-        """Return the feature of each example."""
+        """Return the feature of each example: a list of its values, of one of the three types that features have."""
         import tensorflow as tf
 
         rows = [list(_flat(row)) for row in array.tolist()]
@@ -460,7 +466,7 @@ class TFRecord(PredictionWriter):
         if array.dtype.kind == "f":
             kind = float
         elif array.dtype.kind == "O":
-            kind = next((type(row[0]) for row in rows if row), bytes)
+            kind = next((type(row[0]) for row in rows if row), bytes)  # bytes if all examples are empty
         try:
             if kind is float:
                 return [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in rows]

@@ -54,10 +54,10 @@ def is_preempted_by_gce() -> bool:
 def interruption_by_aws() -> float | None:
     """Ask EC2's metadata service (IMDSv2) whether this Spot instance is about to be interrupted.
 
-    It announces that two minutes before. Hibernation is announced when it begins.
+    The service announces an interruption two minutes before, and hibernation when it begins.
 
     Returns:
-      The seconds until then; None: there is no notice.
+      The seconds until the interruption; None: there is no notice.
 
     Raises:
       OSError: no such service answers.
@@ -79,12 +79,12 @@ def interruption_by_aws() -> float | None:
 def eviction_by_azure() -> bool | float:
     """Ask Azure's Scheduled Events whether this machine is about to be evicted or deleted.
 
-    They announce the eviction of a Spot machine about 30 s before. Other events (a reboot, a freeze, a move to another
-    host) are ignored, because the machine stays. Azure takes up to two minutes for its first answer, so the first
-    checks may time out.
+    Scheduled Events announce the eviction of a Spot machine about 30 s before. Other events (a reboot, a freeze, a move
+    to another host) are ignored, because the machine stays. Azure takes up to two minutes for its first answer, so the
+    first checks may time out.
 
     Returns:
-      The seconds until then, True if it has begun; False: there is no notice.
+      The seconds until the eviction or deletion, True if it has begun; False: there is no notice.
 
     Raises:
       OSError: no such service answers.
@@ -105,7 +105,7 @@ def eviction_by_azure() -> bool | float:
         if event["NotBefore"]:
             remaining.append(_seconds_until(parsedate_to_datetime(event["NotBefore"])))
         else:
-            remaining.append(True)  # it has begun; as a number it is 1 s, so it counts before later events
+            remaining.append(True)  # it has begun; `min` takes True as 1 s, so it comes before later events
     return min(remaining, default=False)
 
 
@@ -113,10 +113,10 @@ _SOURCES: Mapping[str, Notice] = {"aws": interruption_by_aws, "azure": eviction_
 
 
 def notice_of(cloud: str) -> Notice:
-    """Return the function that asks the metadata server of a cloud, "auto": of the first cloud that has answered."""
+    """Return the function that asks the metadata server of `cloud`; of "auto": that of the first cloud that answers."""
     if cloud in _SOURCES:
         return _SOURCES[cloud]
-    answered: list[Notice] = []
+    answered: list[Notice] = []  # the cloud that has answered; the others are not asked any more
 
     def ask() -> bool | float | None:
         for notice in answered or _SOURCES.values():
@@ -174,6 +174,7 @@ def watched(config: Config, stop: StopRequest) -> Iterator[None]:
 
 
 def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event) -> None:
+    """Ask `notice` periodically until it announces a preemption, and request a stop then; end when `ended` is set."""
     is_said = False
     while not ended.wait(PERIOD_SECS):
         try:
@@ -185,7 +186,7 @@ def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event)
             continue
         if secs is not None and not ended.is_set():
             left = f", in {secs:g} s"
-            if secs is True:  # it is not known
+            if secs is True:  # the time is not known
                 left = ""
             _log.warning("This machine is about to be taken away%s (run.preemption_notice=%s).", left, name)
             stop.request("a preemption notice")

@@ -21,14 +21,14 @@ from runner.system.user_frames import Frame
 from runner.task.build import Job
 from runner.task.error_report import explain
 
-_DOES = {
+_WHAT_TO_WRITE = {
     "parallel": "num_parallel_calls=tf.data.AUTOTUNE",
     "many": f"num_parallel_calls={many_calls()}: more calls than cores, for a function that waits",
     "interleave": ".interleave(..., num_parallel_calls=tf.data.AUTOTUNE) in place of .flat_map",
     "batch_first": ".batch before it, and tf.vectorized_map or a function of whole batches",
     "cache": ".cache() behind it, and both before .shuffle and .repeat",
 }
-_BUT = {
+_DRAWBACKS = {
     "interleave": "another order of the examples",
     "cache": "from the second pass on; all elements stay in memory",
 }
@@ -60,9 +60,9 @@ def profile_input(config: Config, job: Job, check: Callable[[], None]) -> dict[s
         print("\nNothing that was tried makes it clearly faster.")
     answer["advice"] = _print_trials("what to try, in order of its gain", advice, found)
     advised = {trial.change.kind for trial in advice}
-    for kind, but in _BUT.items():
+    for kind, drawback in _DRAWBACKS.items():
         if kind in advised:
-            print(f"{_DOES[kind]}: {but}.")
+            print(f"{_WHAT_TO_WRITE[kind]}: {drawback}.")
     answer["no_clear_gain"] = _print_trials("tried, no clear gain", others, found)
     answer["not_tried"] = _print_untried(found.untried)
     print("\nNothing was written.", flush=True)
@@ -209,7 +209,7 @@ def _record_of(change: Change) -> dict[str, Any]:
         "change": change.kind,
         "where": _describe_call(change),
         "function": change.call.function,
-        "do": _DOES[change.kind],
+        "do": _WHAT_TO_WRITE[change.kind],
     }
 
 

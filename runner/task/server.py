@@ -81,8 +81,10 @@ class Server:
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
 
     def serve(self) -> ChildRequest | None:
-        """Serve until the other end is closed and no child is left; then return None. In a child: return its
-        request.
+        """Fork a child for each request, and tell the supervisor of each child's exit code.
+
+        Returns:
+          None in the server, when the other end is closed and no child is left. In each forked child: its request.
         """
         events = select.poll()
         events.register(self._connection, select.POLLIN)
@@ -95,15 +97,16 @@ class Server:
                     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                     task_server.tell(status, task_server.EXIT, code)
                     os.close(status)
-                    os.close(ready)  # last: who sees it gone knows that both are
+                    os.close(ready)  # the pidfd last: once it is closed, the status pipe is closed, too
                     continue
                 try:
-                    message, (*numbers, directory, status) = task_server.receive(self._connection)
+                    # The files are those of `ChildRequest.open_files`, in its order.
+                    message, (*of_child, directory, status) = task_server.receive(self._connection)
                 except OSError:
                     events.unregister(self._connection)
                     is_open = False
                     continue
-                request = ChildRequest(message["argv"], message["env"], Descriptors(*numbers), directory, status)
+                request = ChildRequest(message["argv"], message["env"], Descriptors(*of_child), directory, status)
                 pidfd = self._fork(request)
                 if pidfd is None:
                     return request
@@ -137,7 +140,7 @@ class Server:
             os.close(write_end)
             return None
         os.close(write_end)
-        os.read(read_end, 1)  # returns when the child has closed its end of the pipe, or has ended
+        os.read(read_end, 1)  # returns when the child has closed its end of the pipe after `setsid`, or has ended
         os.close(read_end)
         pidfd = os.pidfd_open(child)
         self._children[pidfd] = (child, request.status)
@@ -152,29 +155,45 @@ def become(request: ChildRequest) -> frozenset[str]:
     """Turn this forked child into a process like one started by `request`.
 
     Returns:
-      Names of the modules that it shares with the server, for `end`.
+      Names of the modules whose objects the server made. `end` keeps Python from deleting these objects.
     """
-    shared = frozenset(sys.modules)
-    import multiprocessing
+    made_by_server = frozenset(sys.modules)  # before this child imports anything
+    _take_streams(request)
+    _take_environment(request)
+    _reseed()
+    return made_by_server
 
-    import numpy as np
 
+def _take_streams(request: ChildRequest) -> None:
+    """Write to the standard output and error of the request, and close their descriptors."""
     for standard, descriptor in ((1, request.descriptors.stdout), (2, request.descriptors.stderr)):
         os.dup2(descriptor, standard)
         os.close(descriptor)
     # Keep the objects, since log handlers write to them, with the buffering that Python starts with.
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
+
+
+def _take_environment(request: ChildRequest) -> None:
+    """Take the working directory, the environment variables, the arguments and the main module of the request."""
     os.fchdir(request.directory)
     os.close(request.directory)
     os.environ.clear()
+    # With LIFELINE and HEARTBEAT, the numbers of the descriptors, which `named_in` adds.
     os.environ.update(request.descriptors.named_in(request.env))
     sys.argv[:] = [str(sys.modules["runner.task.__main__"].__file__), *request.argv]
     sys.modules["__main__"] = sys.modules["runner.task.__main__"]  # processes that multiprocessing spawns import it
-    # Otherwise all children would draw the same random numbers.
+
+
+def _reseed() -> None:
+    """Seed what draws random numbers; otherwise all children would draw the same."""
+    # After `preload` the server has both modules, so these imports only name them.
+    import multiprocessing
+
+    import numpy as np
+
     random.seed()
     np.random.seed()
     multiprocessing.current_process().authkey = os.urandom(32)
-    return shared
 
 
 def _fork() -> int:
@@ -225,8 +244,8 @@ if __name__ == "__main__":
     request = start(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         # Outside of the server's frames, so that none of their code runs when the task ends.
-        shared = become(request)
+        made_by_server = become(request)
         code = main()
         task_server.tell(request.status, task_server.INTENT, code)
-        end(code, shared)
+        end(code, made_by_server)
     os._exit(0)  # nothing was used that needs an orderly end

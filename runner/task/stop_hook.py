@@ -45,10 +45,10 @@ class StopRequest(Hook):
         self._signals = signals
         self._answer = answer
         self._note_work = note_work
-        self._came = ""
-        self._because = ""
+        self._request = ""  # the signal or other reason for which a stop was requested; "": none was
+        self._reason_of_own_signal = ""  # why this process sends SIGTERM to itself
         self._is_under_way = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._earlier_handlers: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
         """Install the signal handlers. Call it again after the strategy is built, because TensorFlow may install its
@@ -60,23 +60,24 @@ class StopRequest(Hook):
                 is_free = before in (signal.SIG_DFL, self._handle)
                 if number in NOTICES and not is_free:
                     continue  # user code has another use for it
-                self._before.setdefault(number, before or signal.SIG_DFL)
+                # `setdefault`: at a second call, `before` is this object's own handler.
+                self._earlier_handlers.setdefault(number, before or signal.SIG_DFL)
                 signal.signal(number, self._handle)
 
     def uninstall(self, then: Any = None) -> None:
         """Restore the earlier signal handlers, or install `then`."""
-        for number, before in self._before.items():
+        for number, before in self._earlier_handlers.items():
             handler = before if then is None else then
             signal.signal(number, handler)
-        self._before = {}
+        self._earlier_handlers = {}
 
     def request(self, reason: str) -> None:
         """Request a stop like SIGTERM, from another thread of this process."""
-        self._because = reason
-        if signal.SIGTERM in self._before:
+        self._reason_of_own_signal = reason
+        if signal.SIGTERM in self._earlier_handlers:
             os.kill(os.getpid(), signal.SIGTERM)  # only a signal interrupts a wait in the main thread
         else:  # only the main thread may handle signals, and this run is in another
-            self._came = reason
+            self._request = reason
 
     def begin(self, run: Run) -> None:
         self._is_under_way = True
@@ -93,23 +94,23 @@ class StopRequest(Hook):
         self.was_heeded = self.was_heeded or run.interrupted
 
     def write_request(self) -> None:
-        """Note a request in the journal, once."""
-        if self._came:
-            self._journal.event("asked_to_stop", signal=self._came)
+        """Note a request in the journal, if there was one. Only the first call writes."""
+        if self._request:
+            self._journal.event("asked_to_stop", signal=self._request)
             self._journal = NullJournal()
 
     def _heed(self, run: Run) -> None:
-        if self._came:
+        if self._request:
             self.write_request()
             self.was_heeded = True
-            run.interrupt(self._came)
+            run.interrupt(self._request)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._came and number == signal.SIGINT:
+        if self._request and number == signal.SIGINT:
             signal.default_int_handler(number, frame)  # raises KeyboardInterrupt
-        self._came = self._because or signal.Signals(number).name
+        self._request = self._reason_of_own_signal or signal.Signals(number).name
         if not self._is_under_way:  # nothing would be lost, and tracing can take minutes, so stop at once
-            raise Interrupted(self._came)
+            raise Interrupted(self._request)
         say_at_once(self._answer)
 
 

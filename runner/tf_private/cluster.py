@@ -47,12 +47,12 @@ def strategy_seen(is_there: bool) -> contextlib.AbstractContextManager[None]:
     """
     if not is_there:
         return contextlib.nullcontext()
-    has_one = tf.distribute.has_strategy
+    has_real_strategy = tf.distribute.has_strategy
 
     def has_strategy() -> bool:
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         is_user_code = caller.partition(".")[0] not in _FRAMEWORKS
-        return bool(has_one()) or is_user_code
+        return bool(has_real_strategy()) or is_user_code
 
     modules = (tf.distribute, tf.compat.v1.distribute, tf.compat.v2.distribute)
     return all_replaced(*((module, "has_strategy", has_strategy) for module in modules))
@@ -112,6 +112,9 @@ def num_files(dataset: tf.data.Dataset) -> int:
 
 
 def _num_files(dataset: tf.data.Dataset) -> int:
+    """Return the number of files that a dataset reads, or that its source with the fewest files reads. A dataset of
+    strings counts as one of file names, which another stage may read: whether one does, `num_files` finds out.
+    """
     inputs = dataset._inputs()
     if inputs:
         return min(_num_files(source) for source in inputs)
@@ -120,8 +123,8 @@ def _num_files(dataset: tf.data.Dataset) -> int:
         return int(names.cardinality())
     if names is not None:
         return int(tf.size(names))
-    are_names = dataset.element_spec == tf.TensorSpec([], tf.string)
-    if not are_names:
+    may_be_names = dataset.element_spec == tf.TensorSpec([], tf.string)
+    if not may_be_names:
         return 0
     return max(0, int(dataset.cardinality()))  # an unknown or infinite number is negative
 
@@ -182,6 +185,7 @@ def writes_of_replicas(
 
 
 _KEYS_OF_A_SIZE = 1 << 24
+"""Number of instance keys (int32) of the collectives of one size: see `Collectives.gather`."""
 
 
 class Collectives(NamedTuple):
@@ -219,6 +223,7 @@ def collectives(strategy: tf.distribute.Strategy) -> list[Collectives]:
     def gather(launcher: Any, vector: tf.Tensor, options: Any, size: tf.Tensor | None = None) -> tf.Tensor:
         key = launcher._next_instance_key()
         if size is not None:
+            # Each size has a range of keys of its own; the first range is that of collectives without a size.
             key = key % _KEYS_OF_A_SIZE + _KEYS_OF_A_SIZE * (1 + tf.cast(size, tf.int32))
         with replaced(launcher, "_next_instance_key", lambda: key):
             return launcher._all_gather(vector, options)

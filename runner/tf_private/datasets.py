@@ -124,8 +124,8 @@ def batching(dataset: Any) -> Batching | None:
         batches = [stage for stage in stages(dataset) if hasattr(stage, "_drop_remainder")]
         if not batches:
             return None
-        (given,) = batches[0]._inputs()
-        cardinality = int(given.cardinality())
+        (examples_dataset,) = batches[0]._inputs()
+        cardinality = int(examples_dataset.cardinality())
         drops = bool(tf.get_static_value(batches[0]._drop_remainder))
         examples = cardinality if cardinality >= 0 else None  # negative: unknown or infinite
         return Batching(int(batches[0]._batch_size), drops, examples)
@@ -158,10 +158,10 @@ def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
     `_functions`. When they move: the answer is always "unknown".
     """
     try:
-        made = stages(dataset)
+        all_stages = stages(dataset)
         if dataset.options().deterministic is False:
             return "its options say deterministic=False"
-        for stage in made:
+        for stage in all_stages:
             reason = _why_stage_not_repeatable(stage)
             if reason is not None:
                 return reason
@@ -201,6 +201,7 @@ def may_draw_values(dataset: tf.data.Dataset) -> bool:
 
 
 def _why_stage_not_repeatable(stage: Any) -> str | None:
+    """Return why one stage of a dataset might give other elements in another process; None: it gives the same."""
     name = _name_of(stage)
     is_random = hasattr(stage, "_seed")
     if is_random and not _is_seeded(stage):

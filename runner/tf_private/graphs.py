@@ -299,16 +299,16 @@ def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[
     """
     graph = part.graph
     fetches = list(part.fetches)
-    there = set(part.running)
+    running = set(part.running)
     fed = {tensor.op for tensor in part.feeds}
     inputs = list(part.feeds)
-    handles = []
+    handles = []  # what the graph captures from outside (variables, tables): further arguments of the function
     for external, internal in graph.captures:
-        if internal.op in there and internal.op not in fed:
+        if internal.op in running and internal.op not in fed:
             inputs.append(internal)
             handles.append(external)
     given = {tensor.op for tensor in inputs}
-    unfed = [op.name for op in there - given if op.type == "Placeholder"]
+    unfed = [op.name for op in running - given if op.type == "Placeholder"]
     if unfed:
         raise ValueError(f"A value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
     # Including reads: callers wait only for these operations, and a later write must not overtake a read.
@@ -528,7 +528,7 @@ def nodes_called_by(operation: tf.Operation) -> list[Any]:
     """
     names = _functions_in(operation.node_def)
     nodes = []
-    for name in names:  # grows meanwhile
+    for name in names:  # the list grows meanwhile, by the functions that these functions call
         function = operation.graph._get_function(name)
         if function is None:
             continue

@@ -98,8 +98,8 @@ def keras_trace(
 
 
 def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractContextManager[None]:
-    """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3; note whose variables
-    are.
+    """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3; note which layer has
+    made each variable.
 
     Private, in tf_keras 2.21: `_compute_current_learning_rate`, `_apply_weight_decay` and
     `_distributed_apply_gradients_fn`, which write variables and return no operation for it; `_aggregate_gradients` of
@@ -132,13 +132,13 @@ def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractCon
 
 
 def _noting_writes(method: Callable[..., Any], trace: KerasTrace, traced: Any) -> Callable[..., Any]:
-    """Return the method of an optimizer, which adds the operations that it makes to `trace.written`."""
+    """Return `method`, of an optimizer, so that it also adds the operations that it makes to `trace.written`."""
 
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         graph = v1.get_default_graph()
         first = len(graph.get_operations())
         returned = method(self, *args, **kwargs)
-        if graph is traced:  # bodies of branches run as a whole
+        if graph is traced:  # not in the body of a branch, which runs as a whole
             trace.written.extend(graph.get_operations()[first:])
         return returned
 
@@ -174,7 +174,9 @@ def _watching_keras_3(
 
 
 def _noting_owners(trace: KerasTrace) -> list[_Replacement]:
-    """Return what makes `trace.owners` know which `keras.Variable` is creating a tf.Variable, and of what shape."""
+    """Return replacements by which `trace.owners` has the `keras.Variable` that is creating a tf.Variable, and by which
+    its initializer shows its shape.
+    """
     from keras import Variable
 
     initialize = Variable._initialize
@@ -196,7 +198,9 @@ def _noting_owners(trace: KerasTrace) -> list[_Replacement]:
 
 
 def _loading_initial_values(trace: KerasTrace) -> list[_Replacement]:
-    """Return what makes values that model_fn loads, from a file or from arrays, the initial ones of variables."""
+    """Return replacements that make values which model_fn loads, from a file or from arrays, the initial values of
+    variables.
+    """
     from keras import Variable
     from keras import layers as keras_layers
     from keras.src.legacy.saving import legacy_h5_format
@@ -205,6 +209,7 @@ def _loading_initial_values(trace: KerasTrace) -> list[_Replacement]:
     assign = Variable.assign
 
     def assign_or_begin(self: Any, value: Any) -> Any:
+        # `are_loaded` is set while one of the functions below runs. A tensor of the graph is no initial value.
         if not trace.owners.are_loaded or tf.is_tensor(value):
             return assign(self, value)
         value = np.asarray(value)
@@ -230,7 +235,9 @@ def _loading_initial_values(trace: KerasTrace) -> list[_Replacement]:
 
 
 def _layers_of_traces() -> list[_Replacement]:
-    """Return what makes layers of vocabularies and BatchNormalization right in a graph, and an Embedding fast."""
+    """Return replacements that make layers of vocabularies and BatchNormalization right in a graph, and an Embedding
+    fast.
+    """
     from keras import Variable
     from keras import layers as keras_layers
     from keras.src import backend
@@ -250,6 +257,7 @@ def _layers_of_traces() -> list[_Replacement]:
     def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
         """Return rows of a variable without reading the others."""
         is_lookup = axis == 0 and isinstance(x, Variable) and isinstance(indices, tf.Tensor | tf.RaggedTensor)
+        # `_value` is None before the variable is initialized, and a stateless scope keeps values of its own.
         if not is_lookup or x._value is None or backend.in_stateless_scope():
             return take(x, indices, axis)
 
@@ -275,7 +283,11 @@ def _layers_of_traces() -> list[_Replacement]:
 
 
 def _seeds_of_replicas(seeds: Callable[[], tf.Tensor | None] | None) -> list[_Replacement]:
-    """Return what draws the seeds of seed generators from `seeds`, or makes them differ between replicas."""
+    """Return a replacement by which seed generators draw from `seeds`, or by which their seeds differ between replicas.
+
+    Args:
+      seeds: returns a seed, or None if the generator is to draw it itself; None: all generators draw theirs.
+    """
     from keras import random as keras_random
 
     next_seed = keras_random.SeedGenerator.next
@@ -293,7 +305,7 @@ def _seeds_of_replicas(seeds: Callable[[], tf.Tensor | None] | None) -> list[_Re
         context = tf.distribute.get_replica_context()
         if context is not None:
             replica = tf.get_static_value(context.replica_id_in_sync_group)
-        if not replica:  # the first, or not known
+        if not replica:  # the first replica, or it is not known
             return seed
         return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype)
 
@@ -301,13 +313,13 @@ def _seeds_of_replicas(seeds: Callable[[], tf.Tensor | None] | None) -> list[_Re
 
 
 def _optimizers_of_traces(trace: KerasTrace, traced: Any) -> list[_Replacement]:
-    """Return what notes the writes of optimizers, and reduces and clips their gradients as in Keras 2."""
+    """Return replacements that note the writes of optimizers, and sum and clip their gradients as in Keras 2."""
     from keras.optimizers import Optimizer
 
     apply = Optimizer._backend_apply_gradients
     clip = Optimizer._clip_gradients
     reduce = _reduced(Optimizer._all_reduce_sum_gradients, trace)
-    applied = threading.local()  # by a thread, that of a replica
+    applied = threading.local()  # what an optimizer is applied to, in the thread of each replica
 
     def apply_noting_variables(self: Any, grads: Any, trainable_variables: Any) -> None:
         applied.variables = trainable_variables
@@ -335,7 +347,7 @@ def _optimizers_of_traces(trace: KerasTrace, traced: Any) -> list[_Replacement]:
 
 
 def _refusing_quantization() -> list[_Replacement]:
-    """Return what refuses `quantize` of models and layers in model_fn, unless the weights stay as they are."""
+    """Return replacements that refuse `quantize` of models and layers in model_fn, unless weights stay as they are."""
     from keras import Model
     from keras import layers as keras_layers
 
@@ -355,7 +367,7 @@ def _refusing_quantization() -> list[_Replacement]:
 
     replacements: list[_Replacement] = [(Model, "quantize", unless_float8(Model.quantize))]
     for kind in vars(keras_layers).values():
-        # That of the base class only says that a layer has none.
+        # The `quantize` of the base class Layer only raises an error for layers that have none.
         if isinstance(kind, type) and kind is not keras_layers.Layer and "quantize" in vars(kind):
             replacements.append((kind, "quantize", unless_float8(vars(kind)["quantize"])))
     return replacements
@@ -372,7 +384,7 @@ def _overwrite_with_averages(optimizer: Any, is_due: tf.Tensor) -> None:
         for weight, average in zip(optimizer._trainable_variables, averages, strict=True):
             if average is None:
                 continue
-            variable = weight.value if hasattr(weight, "path") else weight  # it may be one of TensorFlow
+            variable = weight.value if hasattr(weight, "path") else weight  # it may be a tf.Variable
             strategy.extended.update(variable, overwrite, args=(average.value, is_due), group=False)
 
     tf.distribute.get_replica_context().merge_call(overwrite_all, args=(is_due,))

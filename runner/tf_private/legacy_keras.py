@@ -87,15 +87,16 @@ def _in_tensorflow(is_eager_outside: bool) -> Iterator[tuple[Any, str, Any]]:
     """Yield what to replace in the modules of `tensorflow.python.keras`, which TensorFlow imports itself."""
     from tensorflow.python.framework import ops
 
-    own = Overlay(ops, executing_eagerly_outside_functions=lambda: is_eager_outside)
-    # Names first: at each trace, a pair for each of all modules would set off searches for garbage.
+    ops_seen = Overlay(ops, executing_eagerly_outside_functions=lambda: is_eager_outside)
+    # A list of the names alone, not of (name, module) pairs: at each trace, thousands of pairs would set off searches
+    # for garbage.
     names = [name for name in list(sys.modules) if name.startswith("tensorflow.python.keras.")]
     for name in names:
         module = sys.modules.get(name)
         # Not those of tf.layers, which tf_slim uses: as above, they would expect variables of a v1 graph.
         is_of_layers = name.startswith("tensorflow.python.keras.legacy_tf_layers.")
         if not is_of_layers and getattr(module, "ops", None) is ops:
-            yield module, "ops", own
+            yield module, "ops", ops_seen
         if name == "tensorflow.python.keras.engine.base_layer_utils":
             yield module, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True
 

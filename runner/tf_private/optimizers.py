@@ -31,6 +31,7 @@ def made_apart(make: Callable[[], Any]) -> Any:
     """
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
+        # Without `next_creator`, which would make a variable of the model.
         value = kwargs["initial_value"]
         if callable(value):
             value = value()
@@ -85,17 +86,17 @@ def average_kept_by(optimizer: Any, variable: tf.Variable) -> Any:
     """Return the moving average that an optimizer with `use_ema=True` keeps of a variable: a `keras.Variable` of Keras
     3, or a variable of tf_keras. None: it keeps none of this variable.
 
-    Private: `_model_variables_moving_average` of both, and the place there of a variable: `_var_key`, in
+    Private: `_model_variables_moving_average` of both, and the index there of a variable: by `_var_key`, in
     `_trainable_variables_indices` of Keras 3 and `_index_dict` of tf_keras.
     """
     if not getattr(optimizer, "use_ema", False):
         return None
     is_keras_3 = hasattr(optimizer, "_trainable_variables_indices")
-    places = optimizer._trainable_variables_indices if is_keras_3 else optimizer._index_dict
-    place = places.get(optimizer._var_key(variable))
-    if place is None:
+    indices = optimizer._trainable_variables_indices if is_keras_3 else optimizer._index_dict
+    index = indices.get(optimizer._var_key(variable))
+    if index is None:
         return None
-    return optimizer._model_variables_moving_average[place]
+    return optimizer._model_variables_moving_average[index]
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -116,14 +117,14 @@ def renewed_in(optimizer: Any, scope: str) -> Any:
     Private: `_create_slots`, which every v1 optimizer overrides, since TF 1; `_slots` and `_non_slot_dict`, the state,
     which cannot be copied in a graph.
     """
-    made = copy.copy(optimizer)
-    made._slots = {}
-    made._non_slot_dict = {}
-    create_slots = made._create_slots
+    renewed = copy.copy(optimizer)
+    renewed._slots = {}
+    renewed._non_slot_dict = {}
+    create_slots = renewed._create_slots
 
     def create(var_list: Sequence[Any]) -> None:
         with v1.name_scope(f"{scope}/"):
             create_slots(var_list)
 
-    made._create_slots = create
-    return made
+    renewed._create_slots = create
+    return renewed

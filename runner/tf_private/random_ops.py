@@ -83,7 +83,7 @@ def loop_counter(graph: Any) -> tf.Tensor | None:
 def replaced_random_ops(
     names: Iterable[str], replace: Callable[[str, Mapping[str, Any], int | None], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Call `replace` before a random operation of TF 1 is made, inside this context.
+    """Let `replace` return the result in place of random operations of TF 1, inside this context.
 
     Args:
       names: functions of `gen_random_ops`.
@@ -93,10 +93,10 @@ def replaced_random_ops(
     Private: the functions of `gen_random_ops`, which all public samplers call, right after `random_seed.get_seed`.
     """
     get_seed = random_seed.get_seed
-    given = threading.local()
+    last_given = threading.local()
 
     def noted_seed(op_seed: Any) -> Any:
-        given.seed = op_seed
+        last_given.seed = op_seed
         return get_seed(op_seed)
 
     def sampler_of(name: str) -> Callable[..., Any]:
@@ -106,7 +106,7 @@ def replaced_random_ops(
         def sampler(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs)
             arguments.apply_defaults()
-            drawn = replace(name, arguments.arguments, getattr(given, "seed", None))
+            drawn = replace(name, arguments.arguments, getattr(last_given, "seed", None))
             if drawn is NotImplemented:
                 return make(*args, **kwargs)
             return drawn
@@ -117,29 +117,33 @@ def replaced_random_ops(
     return all_replaced((random_seed, "get_seed", noted_seed), *samplers)
 
 
-def before_draws(begin: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
-    """Call `begin` before an eager operation of this thread whose value changes from run to run of a session, inside
-    this context: one of KERNEL_RANDOM, or a Python function (`tf.py_function`, `tf.numpy_function`, `py_func`).
+def noticing_draws(on_draw: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
+    """Call `on_draw` whenever this thread is about to run, eagerly, an operation that a TensorFlow 1 session would run
+    anew at each `run`, inside this context. The input function's result then is not one constant.
+
+    Such operations are those of KERNEL_RANDOM, and Python functions (`tf.py_function`, `tf.numpy_function`, `py_func`).
 
     Private: the modules in `_EAGER_OPERATIONS`, through which the public functions make random operations;
-    `script_ops.py_func_common` and `_internal_py_func`, by which the others run. When they move: AttributeError.
+    `script_ops.py_func_common` and `_internal_py_func`, by which Python functions run. When they move: AttributeError.
     """
     thread = threading.get_ident()
 
-    def after_begin(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def make_noticed(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly() and threading.get_ident() == thread:
-            begin()
+            on_draw()
+        # `on_draw` may have begun a graph: then the operation is made in it.
         return make(*args, **kwargs)
 
+    # Operations have functions in snake case: RandomUniformInt is made by `random_uniform_int`.
     names = [re.sub("(?<!^)(?=[A-Z])", "_", kind).lower() for kind in KERNEL_RANDOM]
-    places: list[tuple[Any, str]] = []
+    functions: list[tuple[Any, str]] = []
     for module in _EAGER_OPERATIONS:
-        places += [(module, name) for name in names if hasattr(module, name)]
-    places += [(script_ops, "py_func_common"), (script_ops, "_internal_py_func")]
+        functions += [(module, name) for name in names if hasattr(module, name)]
+    functions += [(script_ops, "py_func_common"), (script_ops, "_internal_py_func")]
     replacements = []
-    for module, name in places:
+    for module, name in functions:
         make = getattr(module, name)
-        replacements.append((module, name, functools.partial(after_begin, make)))
+        replacements.append((module, name, functools.partial(make_noticed, make)))
     return all_replaced(*replacements)
 
 
@@ -206,9 +210,9 @@ class _Watch:
 
     def __init__(self) -> None:
         self._drew = True  # what ran before the watch began is not known
-        self._kept = 0
-        self._called: set[bytes] = set()
-        self._draws: dict[bytes, bool] = {}
+        self._num_seeds_with_kernels = 0  # seeds that were set since kernels were dropped
+        self._called: set[bytes] = set()  # functions that ran since then, by name
+        self._draws: dict[bytes, bool] = {}  # function -> whether it has a random operation with a state
         for module in _EAGER_OPERATIONS:
             execute = module.pywrap_tfe.TFE_Py_FastPathExecute
             noted = functools.partial(self._execute, execute)
@@ -228,15 +232,15 @@ class _Watch:
 
     def may_have_state(self, eager: Any) -> bool:
         """Report whether a kernel may have a random state, or has been kept for too many seeds."""
-        self._kept += 1
-        if self._drew or self._kept > self.KEPT:
+        self._num_seeds_with_kernels += 1
+        if self._drew or self._num_seeds_with_kernels > self.KEPT:
             return True
         return any(self._function_draws(eager, name) for name in list(self._called))
 
     def forget(self) -> None:
         """Start again after kernels were dropped."""
         self._drew = False
-        self._kept = 0
+        self._num_seeds_with_kernels = 0
         self._called.clear()
 
     def _function_draws(self, eager: Any, name: bytes) -> bool:

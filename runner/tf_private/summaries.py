@@ -123,7 +123,7 @@ class TraceCollector(Collector):
             self.scalars.append(SummaryScalar(key, tf.convert_to_tensor(value), None, name))
 
     def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
-        """Do the same as `tf.summary.write`, which is `own`, and record what is written."""
+        """Do the same as `tf.summary.write`, which is `own`, and record scalars and images that it writes."""
         plugin = _plugin_of(metadata)
         is_traced = v1.get_default_graph() is self._graph
         images = None
@@ -133,7 +133,7 @@ class TraceCollector(Collector):
         if not is_traced or not tf.is_tensor(written):
             return written
         branch = _branch_around(written.op)
-        write = branch
+        write = branch  # the operation that writes: the branch as a whole
         condition = None
         if branch is None:
             write = _write_before(written.op)

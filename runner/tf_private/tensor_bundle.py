@@ -42,7 +42,7 @@ def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
 
     Parameter servers write the tensors that they hold, so `path` must be the same file for all of them.
     """
-    by_place: dict[str, list[Entry]] = {}
+    entries_on: dict[str, list[Entry]] = {}  # device -> what is written there
     for key, value in tensors.items():
         if isinstance(value, tuple):
             parts = value
@@ -51,13 +51,13 @@ def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
             parts = (value,)
             rows = [""]
         for spec, part in zip(rows, parts, strict=True):
-            place = part.device if is_far(part) else "CPU:0"
-            by_place.setdefault(place, []).append(Entry(key, spec, part))
+            device = part.device if is_far(part) else "CPU:0"
+            entries_on.setdefault(device, []).append(Entry(key, spec, part))
     with tf.init_scope():
-        if set(by_place) <= {"CPU:0"}:
-            _write("CPU:0", by_place.get("CPU:0", []), path)
+        if set(entries_on) <= {"CPU:0"}:
+            _write("CPU:0", entries_on.get("CPU:0", []), path)
         else:
-            bundles = map(_write, by_place, by_place.values(), _prefixes(path))
+            bundles = map(_write, entries_on, entries_on.values(), _prefixes(path))
             _merge(path, bundles)
 
 

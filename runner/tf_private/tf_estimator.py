@@ -135,19 +135,19 @@ def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], k
       fitted: cluster resolver -> the resolver to use.
       keeping: that resolver -> context manager around the connection.
     """
-    made = strategy.__init__
+    own_init = strategy.__init__
 
-    @functools.wraps(made)
-    def make(self: Any, cluster_resolver: Any, variable_partitioner: Any = None) -> None:
+    @functools.wraps(own_init)
+    def init(self: Any, cluster_resolver: Any, variable_partitioner: Any = None) -> None:
         resolver = fitted(cluster_resolver)
         if resolver.task_type in ("worker", "ps", "evaluator"):
             self._connect_to_cluster = lambda coordinator_name: None
-            made(self, resolver, variable_partitioner)
+            own_init(self, resolver, variable_partitioner)
         else:
             with keeping(resolver):
-                made(self, resolver, variable_partitioner)
+                own_init(self, resolver, variable_partitioner)
 
-    strategy.__init__ = make
+    strategy.__init__ = init
 
 
 @contextlib.contextmanager

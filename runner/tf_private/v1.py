@@ -285,15 +285,15 @@ def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
     @functools.wraps(own)
     def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, list | tuple) else [xs]
-        places: list[int] = []
-        around: list[tf.Tensor] = []
-        for place, x in enumerate(xs):
+        indices: list[int] = []  # of each placeholder: the index in `xs` of its variable
+        placeholders: list[tf.Tensor] = []
+        for index, x in enumerate(xs):
             for placeholder in _in_functions_around(x):
-                places.append(place)
-                around.append(placeholder)
-        gradients = own(ys, [*xs, *around], *args, **kwargs)
-        for place, further in zip(places, gradients[len(xs) :], strict=True):
-            gradients[place] = _sum(gradients[place], further)
+                indices.append(index)
+                placeholders.append(placeholder)
+        gradients = own(ys, [*xs, *placeholders], *args, **kwargs)
+        for index, gradient in zip(indices, gradients[len(xs) :], strict=True):
+            gradients[index] = _sum(gradients[index], gradient)
         return gradients[: len(xs)]
 
     return replaced(gradients_util, "_GradientsHelper", helper)
@@ -317,7 +317,8 @@ def gradients_given_to(
     def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         with depth.one_more():
             gradients = own_helper(ys, xs, *args, **kwargs)
-        # TensorFlow calls it again for the functions and the composite tensors of a call.
+        # TensorFlow calls this function again inside a call, for its functions and composite tensors. Only the
+        # outermost call replaces gradients.
         if depth.value:
             return gradients
         return give(gradients, tf.nest.flatten(xs))

@@ -329,11 +329,11 @@ def lookups_of_rows() -> contextlib.AbstractContextManager[None]:
     out; lookups are slower, and copy their tables.
     """
     lookup = embedding_ops._embedding_lookup_and_transform
-    is_since = embedding_ops.compat.forward_compatible
+    forward_compatible = embedding_ops.compat.forward_compatible
 
     def is_fused(*date: int) -> bool:
-        is_alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-        return is_alone and bool(is_since(*date))
+        is_one_replica = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        return is_one_replica and bool(forward_compatible(*date))
 
     def in_copy(method: str) -> Callable[..., tf.Tensor]:
         return lambda self, *args, **kwargs: getattr(self._get(), method)(*args, **kwargs)
@@ -434,7 +434,7 @@ def begin_with(variable: Any, value: np.ndarray) -> None:
     """Set the initial value of a variable, an array of its shape; ignored if it has a value, or if one was set
     before.
     """
-    first = 0
+    first = 0  # of the rows that the next part gets
     for part in getattr(variable, "variables", [variable]):  # the row partitions of a variable on parameter servers
         rows = value
         if part is not variable:
