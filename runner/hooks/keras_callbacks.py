@@ -311,10 +311,7 @@ class Epochs:
         """Return the number of the epoch, from 0, of the step that follows `steps_read` steps."""
         if self.steps is None:
             return 0
-        number = int(steps_read / self.steps)
-        while self.begin(number + 1) <= steps_read:
-            number += 1
-        return number
+        return int(steps_read / self.steps)
 
     def begin(self, number: int) -> int:
         """Return the number of steps before the epoch `number`."""

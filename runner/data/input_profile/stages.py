@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -165,7 +166,7 @@ def _makes_datasets(name: str) -> bool:
 def _order_from_source(key: _StageKey) -> tuple[Any, ...]:
     """Return a key that sorts stages from the source to the end: what a function makes comes before its stage."""
     # The last pair sorts a stage behind those that it reads, whose keys go on with a slot there.
-    return (*((slot, name) for slot, name in key), (9, ""))
+    return (*((slot, name) for slot, name in key), (math.inf, ""))
 
 
 def _count_elements_per_output(nodes: Mapping[_StageKey, _Node]) -> dict[_StageKey, float]:
