@@ -232,7 +232,7 @@ def _draw_panel(
     first, last = step_range
     margin = 0.03 * (last - first) or 1
     axes.set_xlim(first - margin, last + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, step_range=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep="") if last >= 100_000 else "{x:,.0f}")
     if _needs_log_scale(title, values):
         axes.set_yscale("log")
