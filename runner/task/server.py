@@ -167,7 +167,7 @@ def become(request: ChildRequest) -> frozenset[str]:
     os.fchdir(request.directory)
     os.close(request.directory)
     os.environ.clear()
-    os.environ.update(request.descriptors.named_in(request.env))
+    os.environ.update(request.descriptors.added_to(request.env))
     sys.argv[:] = [str(sys.modules["runner.task.__main__"].__file__), *request.argv]
     sys.modules["__main__"] = sys.modules["runner.task.__main__"]  # processes that multiprocessing spawns import it
     # Otherwise all children would draw the same random numbers.
