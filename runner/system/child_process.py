@@ -304,8 +304,7 @@ def _has_ended(task: int, pidfd: int, secs: float) -> bool:
 
 
 def _detach(keep: Sequence[int]) -> None:
-    """In the watchdog's process: release everything inherited from the task: signals, output, and all files but `keep`.
-    """
+    """In the watchdog's process: release all that it has of the task: signals, output, and all files but `keep`."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)

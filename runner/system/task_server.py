@@ -90,8 +90,8 @@ class ForkedChild:
         return self._code
 
     def _read_code(self) -> int:
-        """Return the exit code of a child that has ended: the one that the server reports (EXIT); if the server is
-        dead, the one that the child wrote before it ended (INTENT); without that, the code of SIGKILL.
+        """Return the exit code of a child that has ended: the one that the server reports (EXIT); if the server does
+        not, the one that the child wrote before it ended (INTENT); without that, the code of SIGKILL.
         """
         gives_up_at = time.monotonic() + REAP_SECS
         while self._read_told_code(EXIT) is None and self._server.poll() is None and time.monotonic() < gives_up_at:
@@ -104,8 +104,7 @@ class ForkedChild:
         return -signal.SIGKILL
 
     def _read_told_code(self, word: bytes) -> int | None:
-        """Read what the status pipe has. Return the code of the last line with this word so far; None: there is none.
-        """
+        """Read what the status pipe has. Return the code of the last line with this word; None: there is none so far."""
         with contextlib.suppress(BlockingIOError):  # nothing more has come
             while True:
                 text = os.read(self._status, 4096)
