@@ -104,7 +104,7 @@ class ForkedChild:
         return -signal.SIGKILL
 
     def _read_told_code(self, word: bytes) -> int | None:
-        """Read what the status pipe has. Return the code of the last line with this word; None: there is none so far."""
+        """Read what the status pipe has. Return the code of the last line with this word; None: there is none yet."""
         with contextlib.suppress(BlockingIOError):  # nothing more has come
             while True:
                 text = os.read(self._status, 4096)
