@@ -225,6 +225,7 @@ class Mirror:
                 self._begin(env, settings, place)
 
     def _begin(self, env: Mapping[str, str], settings: RunSettings, place: Cluster) -> None:
+        """Do what `begin` says, once. If a step fails, what was taken before it is released."""
         store = Store(self.url, self._key)
         folder = self._folder
         worker = place.worker_index

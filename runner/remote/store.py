@@ -216,6 +216,7 @@ class Store:
             _repeat_while_it_changes(lambda: self._update(folder, number, is_thorough=is_thorough))
 
     def _update(self, folder: Path, number: int | None, *, is_thorough: bool) -> None:
+        """Do what `update` says, once. The note in `folder` then knows of everything that was fetched."""
         # The listing comes before the note is read: the note then knows of all that is listed, also of what another
         # process sends meanwhile.
         bucket_objects = self._current_objects(folder, number)
@@ -317,13 +318,13 @@ class Store:
         Args:
           folder: the local folder.
           replaceable: names of files that the folder sends and that are nevertheless replaced by those of the bucket;
-          the
-            others that it sends stay as they are. None: the folder no longer sends any, so all are replaced.
+            the others that it sends stay as they are. None: the folder no longer sends any, so all are replaced.
         """
         with folder_lock(folder):
             return _repeat_while_it_changes(lambda: self._fetch(folder, replaceable))
 
     def _fetch(self, folder: Path, replaceable: Collection[str] | None) -> Objects:
+        """Do what `fetch` says, once. `kept_names` are the files of which the local version stays."""
         note = Note.read(folder, self.url)
         local_files = fingerprints(folder)
         first_listing = self.objects()

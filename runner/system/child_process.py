@@ -193,7 +193,7 @@ class Watchdog:
     """
 
     def __init__(self, lifeline: int, grace_secs: float) -> None:
-        self._has_work = mmap.mmap(-1, 1)  # shared with the watchdog
+        self._has_work = mmap.mmap(-1, 1)  # one byte of memory, 0 or 1, that is shared with the watchdog
         if lifeline < 0:
             return
         task = os.getpid()

@@ -512,6 +512,7 @@ def _are_numbers(cells: Sequence[str]) -> bool:
 
 
 def _cell_text(cell: Any) -> str:
+    """Return how a cell of a table is printed."""
     if isinstance(cell, list):  # a shape
         sizes = [str(size) for size in cell]
         if cell and cell[0] is None:

@@ -258,9 +258,8 @@ class _ConfigPosition:
     Attributes:
       key: the full key.
       hidden: types of values that the names in the key hide.
-      variable_values: what `SecretList.paths` has for the key or one above it, so that these values, or without any all
-      of
-        the text, are secret; None: neither key is listed.
+      variable_values: what `SecretList.paths` has for the key or one above it: these values are secret, or without any
+        all of the text; None: neither key is listed.
       listed: what the config lists.
     """
 
@@ -270,6 +269,7 @@ class _ConfigPosition:
     listed: SecretList
 
     def below(self, part: object) -> _ConfigPosition:
+        """Return the position of the value under the key or index `part` of the mapping or list at this position."""
         key = f"{self.key}.{part}".removeprefix(".")
         variable_values = self.variable_values
         if variable_values is None:

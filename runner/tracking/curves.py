@@ -253,6 +253,7 @@ def _draw_panel(
 
 
 def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
+    """Draw a line through `points`, with gaps where values are not finite."""
     steps: list[float] = []
     values: list[float] = []
     for step, value in points:

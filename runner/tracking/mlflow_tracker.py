@@ -446,6 +446,12 @@ class MlflowTracker(Tracker):
                 self._client.log_batch(self._run_id, **{kind: batch}, synchronous=True)
 
     def _connect(self) -> None:
+        """Import MLflow, make a client, and find the experiment or create it; once.
+
+        Raises:
+          ValueError: the experiment is deleted.
+          ModuleNotFoundError: a package for its files is not installed.
+        """
         if self._experiment_id is not None:
             return
         self.prepare()

@@ -166,6 +166,7 @@ def code_files(model_dir: Path) -> list[str]:
 
 
 def _repeat_lines_of(code: RunCode, model_dir: Path) -> Iterator[str]:
+    """Yield the lines of a shell that repeat what was started with this code."""
     patch = file_of(model_dir, code.start, "patch")
     requirements = file_of(model_dir, code.start, "requirements.txt")
     if code.problem:

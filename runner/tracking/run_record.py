@@ -197,6 +197,9 @@ def _kinds_of(cls: Any) -> dict[str, Any]:
 
 
 def _has_type(value: Any, kind: Any) -> bool:
+    """Report whether a value has the type `kind`, as a field declares it. Types without a text in `_TYPE_TEXTS` are not
+    checked.
+    """
     if kind not in _TYPE_TEXTS:
         return True
     if kind is bool or isinstance(value, bool):  # before the numbers: for Python a bool is an int

@@ -156,7 +156,7 @@ class RunShipper:
         self._shipped = Shipped.read(folder, name)
         self._supervisor_journal = journal_path(folder, SUPERVISOR)
         self._start: Mapping[str, Any] | None = self._find_open_start()  # known if the folder is deleted later
-        self._unshipped_journals = Journals(folder, dict(self._shipped.offsets))
+        self._unshipped_journals = Journals(folder, dict(self._shipped.offsets))  # to see whether a task has begun
         patience_secs = PATIENCE_SECS
         if self._start is not None and self._start.get("is_provisional"):
             patience_secs = math.inf
@@ -164,7 +164,7 @@ class RunShipper:
             patience_secs = 0.0
         self._wakes_at = time.monotonic() + patience_secs
         self._due_at = 0.0
-        self._tracker: Tracker | None = None
+        self._tracker: Tracker | None = None  # the tracker while a start of the run is open in it
         self._tracker_to_open: Tracker | None = None
         self._said_left_out: set[str] = set()
         self._unsaved_journals: set[Path] = set()  # those with offsets that the record on disk does not have
@@ -260,6 +260,9 @@ class RunShipper:
                 break
 
     def _ship_supervisor_line(self, line: Mapping[str, Any], offset: int) -> None:
+        """Ship one line of the supervisor's journal, which begins at `offset`. What the tasks wrote before a start or
+        an end is shipped before it.
+        """
         kind = line.get("event")
         if kind == RUN_STARTED:
             if self._tracker is not None:  # an earlier start was killed
@@ -418,6 +421,9 @@ class RunShipper:
         return unanswered_errors
 
     def _send_file(self, tracker: Tracker, name: str, scratch: Path) -> None:
+        """Send a file of the run, if there is one of this name. The curves are drawn first; a config is sent as a copy
+        in `scratch`, without its secrets; and a summary for MLflow gets the id of the run there.
+        """
         path = self.folder / name
         if path.name == CURVES_FILE:
             draw_curves(self.folder)
@@ -442,6 +448,11 @@ class RunShipper:
                 write_json(summary, {**values, "mlflow_run_id": self._shipped.run_id})
 
     def _send_model(self, tracker: Tracker, facts: Mapping[str, Any]) -> None:
+        """Send an exported model once, and note that the tracker has it.
+
+        Args:
+          facts: the fields of an `ExportedModel`, from the journal.
+        """
         if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
             return
         model = ExportedModel(**{**facts, "path": Path(facts["path"])})
@@ -510,6 +521,7 @@ class RunShipper:
         return bool(points or lines_to_send)
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        """Send the file or image of a line ARTIFACT or IMAGE, unless it is gone or outside of the run's folder."""
         path = self.folder / line["path"]
         if not self._extend_deadline_for(path) or not self._may_send(path):
             return

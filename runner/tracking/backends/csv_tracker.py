@@ -69,7 +69,7 @@ class CsvTracker(Tracker):
         return True
 
     def log_points(self, points: Sequence[Point]) -> None:
-        rows: dict[int, dict[str, float]] = {}
+        rows: dict[int, dict[str, float]] = {}  # step -> column -> value
         for point in points:
             heading = " ".join(point.name.split())  # in one line
             rows.setdefault(point.step, {})[heading] = point.value

@@ -55,6 +55,7 @@ class HostMetrics:
         self._exit_stack.close()
 
     def _measure(self) -> None:
+        """In the thread: write a sample into the journal of this host once per period, until `__exit__`."""
         sample = build_sample()
         file = journal_path(self._model_dir, HOST, self._name)
         # The folder may be lost or the disk full, which the run itself reports.
@@ -76,6 +77,7 @@ def build_sample() -> Callable[[], dict[str, float]]:
     gpus = _find_gpus()
 
     def sample() -> dict[str, float]:
+        """Return what is measured now. The network's numbers count from the call of `build_sample`."""
         values = {"cpu_utilization_percentage": psutil.cpu_percent()}
         memory = psutil.virtual_memory()
         values["system_memory_usage_megabytes"] = memory.used / 1e6
