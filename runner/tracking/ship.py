@@ -170,7 +170,7 @@ class RunShipper:
         self._unsaved_journals: set[Path] = set()  # those with offsets that the record on disk does not have
         self._is_read_only = False  # the start that is open leaves the run's status as it was
         self._is_sweep = False
-        self._has_closed_killed_runs = False  # for runs that were killed
+        self._has_closed_killed_runs = False  # `close_abandoned` was called, or failed
         self._is_disk_full = False
 
     def is_due(self) -> bool:
@@ -588,7 +588,7 @@ class RunShipper:
 
         Args:
           saves: save the record now. It has an offset for each task, so it is not saved for each: workers mostly write
-            lines of which no tracker is lines_to_send.
+            lines that no tracker gets.
         """
         if offset != self._offset(journal):
             self._shipped.offsets[journal.name] = offset
