@@ -22,7 +22,7 @@ from runner.config.mistakes import ConfigError, NotAllowed
 from runner.config.schema import RunSettings
 from runner.distribute.cluster import ALONE, Cluster
 from runner.remote import upload
-from runner.remote.note import Note, fingerprints, is_sent_from, lock_of, sending_in
+from runner.remote.note import Note, fingerprints, folder_lock, is_sent_from, sending_in
 from runner.remote.store import LEASES, PEERS_FOLDER, Lease, LeaseLostError, Store, reaching
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
@@ -58,12 +58,15 @@ def local_folder(key: str, model_dir: str, parent: str | None = None, *, is_read
     if mirror_of(Path(path)).has_begun:
         return path
     with reaching(f"{key}{url}"):
-        Store(url).highest()  # first, for an error at what is above it is none
-        place, folder, path = _find_place(url, parent, looks=True)
+        # Ask at the URL itself first, so that an error is raised: `_find_place` ignores errors at what is above it.
+        Store(url).highest()
+        place, folder, path = _find_place(url, parent, looks_into_bucket=True)
+        # A URL around a place is refused.
         opened = [mirror.url for mirror in _mirrors.values() if mirror.url.startswith(f"{place}/")]
-        inside = [*opened, *Store(place).places()]
-        if inside:
-            raise NotAllowed(f"{key}{url}: in {place} is {inside[0]}, which has been written to. Choose another place.")
+        leased_below = [*opened, *Store(place).leased_urls()]
+        if leased_below:
+            what = f"in {place} is {leased_below[0]}, which has been written to"
+            raise NotAllowed(f"{key}{url}: {what}. Choose another place.")
         mirror = _mirrors.get(folder) or Mirror(folder, place)
         mirror.open(key)
         if not is_read:
@@ -79,24 +82,27 @@ def known_folder(path: str, parent: str | None = None) -> str:
     return folder
 
 
-def _find_place(url: str, parent: str | None, *, looks: bool = False) -> tuple[str, Path, str]:
-    """Return the outermost place above `url`, else `url` itself; its local folder; and what `url` is in it.
+def _find_place(url: str, parent: str | None, *, looks_into_bucket: bool = False) -> tuple[str, Path, str]:
+    """Return (the outermost place at or above `url`, or `url` itself if there is none; the local folder of this place;
+    the path of `url` in this local folder).
 
     Args:
-      looks: look into the bucket; else only at what this host has opened or written to.
+      parent: the parent of local folders; None: that of the user's caches.
+      looks_into_bucket: also find places in the bucket; else only those that this host has opened or written to.
     """
     if not parent:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         parent = os.path.join(caches, "estimator-runner")
     parts = url.split("/")
-    for end in range(3, len(parts) + 1):  # from the bucket down: the first place that there is contains the others
+    # From the bucket (the first three parts) down: the first place that is found contains the others.
+    for end in range(3, len(parts) + 1):
         place = "/".join(parts[:end])
         digest = hashlib.sha256(place.encode()).hexdigest()[:12]
         folder = Path(parent, f"{parts[end - 1]}-{digest}").absolute()
         if place == url or folder in _mirrors or Note.read(folder).folder:
             break
         with suppress(Exception):  # these credentials may be for what is below
-            if looks and Store(place).highest():
+            if looks_into_bucket and Store(place).highest():
                 break
     return place, folder, f"{folder}{url.removeprefix(place)}"
 
@@ -140,7 +146,7 @@ def writing(model_dir: str | os.PathLike[str]) -> None:
 
 
 def close_all(stops: Sequence[int] = ()) -> bool:
-    """Close the mirrors of this process. Say why a bucket does not have everything, and return whether one has not."""
+    """Close the mirrors of this process. Say which buckets do not have everything, and return whether there are any."""
     reasons = []
     for mirror in _mirrors.values():
         reason = mirror.close(stops)
@@ -191,13 +197,14 @@ class Mirror:
             # As private as the files with secrets that it has: a copy, and what is fetched, has no mode of its own.
             self._folder.mkdir(parents=True, exist_ok=True)
             self._folder.chmod(0o700)
-            with lock_of(self._folder):
-                if Note.read(self._folder).url != self.url:  # else it is the uploader's
+            with folder_lock(self._folder):
+                if Note.read(self._folder).url != self.url:  # else only the uploader writes the note
                     Note(self.url).save(self._folder)
-                # What the bucket has comes from a folder that is used; nothing in it is touched meanwhile.
+                # The folder is in use, and the bucket has its files from there: nothing in it is touched meanwhile.
                 if is_sent_from(self._folder) or store.is_held_on_this_host(Note.read(self._folder, self.url)):
                     return
-                # A worker's folder is never up to date.
+                # A worker's folder never counts as up to date, so `update` would fetch all of it. Not while its
+                # supervisor holds the folder's lock.
                 with suppress(ConfigError), alone_in(self._folder, timeout_secs=0):
                     store.update(self._folder)
 
@@ -218,40 +225,43 @@ class Mirror:
                 self._begin(env, settings, place)
 
     def _begin(self, env: Mapping[str, str], settings: RunSettings, place: Cluster) -> None:
+        """Do what `begin` says, once. If a step fails, what was taken before it is released."""
         store = Store(self.url, self._key)
         folder = self._folder
         worker = place.worker_index
-        with reaching(f"{self._key}{self.url}"), ExitStack() as begun:
-            if worker:  # else its supervisor does, later
-                begun.enter_context(alone_in(folder, "run.local_dir"))
+        with reaching(f"{self._key}{self.url}"), ExitStack() as exit_stack:
+            if worker:  # elsewhere the supervisor locks the folder, later
+                exit_stack.enter_context(alone_in(folder, "run.local_dir"))
                 self._begin_as_worker(store, worker)
             else:
-                self._begin_with_lease(store, settings, begun)
-            self._begun = begun.pop_all()
+                self._begin_with_lease(store, settings, exit_stack)
+            self._begun = exit_stack.pop_all()
         shutil.rmtree(folder / LEASES, ignore_errors=True)  # messages of an earlier start
         (folder / LEASES / PEERS_FOLDER).mkdir(parents=True)
         self.has_begun = True
         self._secs = settings.upload_secs
         # A worker's process says its place, and gets the lease from the chief.
-        lease = [0, dataclasses.asdict(place)]
+        lease_args = [0, dataclasses.asdict(place)]
         if self._lease is not None:
-            lease = [self._lease.number, self._lease.facts]
-        words = ("-m", upload.MODULE, str(folder), "--lease", json.dumps(lease), "--secs", str(self._secs))
-        self._process = ShippingProcess("", env, words, "remote: ")
+            lease_args = [self._lease.number, self._lease.facts]
+        python_args = ("-m", upload.MODULE, str(folder), "--lease", json.dumps(lease_args), "--secs", str(self._secs))
+        self._process = ShippingProcess("", env, python_args, "remote: ")
 
-    def _begin_with_lease(self, store: Store, settings: RunSettings, begun: ExitStack) -> None:
+    def _begin_with_lease(self, store: Store, settings: RunSettings, exit_stack: ExitStack) -> None:
         """Take the lease, and bring the folder to what the bucket has."""
         folder = self._folder
         note = Note.read(folder, self.url)
         is_last_writer = bool(note.folder) and store.was_last_written_by(note, store.highest())
         identity = note.folder
         if not is_last_writer:
-            # A new one, since it is about to fetch: one that is killed before that is not up to date.
+            # The lease gets a new identity, which the note gets after fetching: if this process is killed in between,
+            # the folder does not count as the last writer, because it is not up to date.
             identity = uuid.uuid4().hex
         self._lease = Lease.take(store, identity, settings.lease_secs)
-        begun.callback(self._lease.end)
-        # In this order: a process of an earlier start that still sends takes the second lock while it has the first.
-        with sending_in(folder), lock_of(folder):
+        exit_stack.callback(self._lease.end)
+        # The locks in this order: a process of an earlier start that still sends holds the first one, and takes the
+        # second at times.
+        with sending_in(folder), folder_lock(folder):
             store.update(folder, self._lease.number - 1, is_thorough=True)  # only now: until then another could write
             note = Note.read(folder, self.url)
             note.folder = identity
@@ -260,10 +270,10 @@ class Mirror:
 
     def _begin_as_worker(self, store: Store, worker: int) -> None:
         """Fetch what the bucket has, if this folder was the chief's or another worker's."""
-        with lock_of(self._folder):
+        with folder_lock(self._folder):
             note = Note.read(self._folder, self.url)
             if note.worker != worker:
-                store.fetch(self._folder)  # it may have sent what is now another's
+                store.fetch(self._folder)  # everything: what this folder has sent may now be another worker's to send
                 note.folder = ""
                 note.files = Note.read(self._folder).files
             note.worker = worker
@@ -283,34 +293,34 @@ class Mirror:
         if not self.has_begun:
             return ""
         self.has_begun = False
-        says_at = SAY_SECS
+        next_line_at = SAY_SECS
         with suppress(KeyboardInterrupt):  # of a script; a command makes a stop request of it
-            for waited in finishing([self._process], stops):
-                if waited > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
+            for waited_secs in finishing([self._process], stops):
+                if waited_secs > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
                     break
-                if waited <= says_at:
+                if waited_secs <= next_line_at:
                     continue
-                left = self._describe_unsent()
-                if left:
-                    says_at += SAY_SECS
-                    say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
+                unsent = self._describe_unsent()
+                if unsent:
+                    next_line_at += SAY_SECS
+                    say(f"remote: {unsent}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
         self._process.end()
-        # Both before the lease is given up.
+        # Look at both before the lease is given up: afterwards another run may change them.
         lost = self.lost()
-        left = self._describe_unsent()
+        unsent = self._describe_unsent()
         self._begun.close()
-        if lost or not left:
+        if lost or not unsent:
             return lost
         folder = relative(self._folder)
-        by_hand = ""
+        advice = ""
         if self._lease:
-            by_hand = f" The same command sends them, and so does: python -m {upload.MODULE} {folder}"
-        return f"{left}, of {folder} are not in {self.url}.{by_hand}"
+            advice = f" The same command sends them, and so does: python -m {upload.MODULE} {folder}"
+        return f"{unsent}, of {folder} are not in {self.url}.{advice}"
 
     def _describe_unsent(self) -> str:
         """Return how much the URL does not have; '': it has everything."""
-        left = Note.read(self._folder).left(fingerprints(self._folder))
-        if not left:
+        unsent = Note.read(self._folder).unsent(fingerprints(self._folder))
+        if not unsent:
             return ""
-        size = sum(size for size, _ in left.values())
-        return f"{len(left)} files, {format_bytes(size)}"
+        size = sum(size for size, _ in unsent.values())
+        return f"{len(unsent)} files, {format_bytes(size)}"

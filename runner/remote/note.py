@@ -32,19 +32,22 @@ SENDING_SECS = 75.0
 LAST_FILES = (STATE_FILE, RUN_FILE, "study.journal")
 """Files that speak of others: which checkpoint is the newest, that a run or a trial is over. They are read first and
 sent last."""
-# The first that a store has. Google's etag also changes with what is said about an object.
-_MARKS = ("ETag", "generation", "etag", "created")
+Fingerprints = Mapping[str, list[Any]]
+"""Name of a file in a local folder -> [bytes, time of change in ns], as `fingerprints` returns it."""
+# The first of these that a store has is its mark. Google's etag comes after its generation, because the etag also
+# changes with an object's metadata.
+_MARK_KEYS = ("ETag", "generation", "etag", "created")
 
-# Of a checkpoint each host of a cluster has a copy, of which the chief's is the one that is sent.
-_is_copy = re.compile(r"checkpoint$|runner_files/|model\.ckpt-\d+\.").match
+# Each host of a cluster has a copy of a checkpoint; the chief's copy is the one that is sent.
+_is_file_of_chief = re.compile(r"checkpoint$|runner_files/|model\.ckpt-\d+\.").match
 # A worker on another host sends the state of its own input.
-_IS_OF_A_WORKER = re.compile(r"\.input-[1-9]\d*\.")
+_WORKER_INPUT_NAME = re.compile(r"\.input-[1-9]\d*\.")
 # Each start of a run or a sweep writes to one of these journals, in its folder or in those of its jobs.
-_IS_RECORD = re.compile(r"checkpoint|run\.json|study\.journal|events\.(chief|supervisor)-0\.jsonl")
-_IS_EXPORT = re.compile(r"saved_model\.pb(txt)?")
-_OF_EXPORT = re.compile(r"saved_model\.pb|variables/|assets(\.extra)?/|fingerprint\.pb$|keras_metadata\.pb$")
-_STAYS = re.compile(r"config(\..*)?\.yaml|summary(\..*)?\.json|graph\.pbtxt")
-_GROWS = re.compile(r"events\.(.*\.jsonl|out\.tfevents\..*)|study\.journal")
+_RECORD_NAME = re.compile(r"checkpoint|run\.json|study\.journal|events\.(chief|supervisor)-0\.jsonl")
+_SAVED_MODEL_NAME = re.compile(r"saved_model\.pb(txt)?")
+_EXPORT_PATH = re.compile(r"saved_model\.pb|variables/|assets(\.extra)?/|fingerprint\.pb$|keras_metadata\.pb$")
+_KEPT_NAME = re.compile(r"config(\..*)?\.yaml|summary(\..*)?\.json|graph\.pbtxt")
+_APPENDED_NAME = re.compile(r"events\.(.*\.jsonl|out\.tfevents\..*)|study\.journal")
 
 
 class Version(NamedTuple):
@@ -89,7 +92,7 @@ class Note:
     lost: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.files = {name: _version(values) for name, values in self.files.items()}
+        self.files = {name: _version_from_json(values) for name, values in self.files.items()}
 
     @classmethod
     def read(cls, folder: Path, url: str = "") -> Note:
@@ -101,26 +104,24 @@ class Note:
     def save(self, folder: Path) -> None:
         write_json(folder / NOTE_FILE, asdict(self))
 
-    def left(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """Return name -> [bytes, time of change in ns] of the files that a folder sends and the bucket does not have.
-
-        Args:
-          here: as `fingerprints` returns it.
+    def unsent(self, local_files: Fingerprints) -> dict[str, list[Any]]:
+        """Return the fingerprints of those `local_files` that the folder sends and the bucket does not have. The files
+        of a checkpoint without an index are left out, because it is being saved.
         """
-        changed = self._find_changed(here)
-        return {name: fingerprint for name, fingerprint in changed.items() if self._has_its_index(name, here)}
+        changed = self._find_changed(local_files)
+        return {name: fingerprint for name, fingerprint in changed.items() if self._has_its_index(name, local_files)}
 
-    def _find_changed(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """As `left`, with the files of checkpoints that are being saved."""
+    def _find_changed(self, local_files: Fingerprints) -> dict[str, list[Any]]:
+        """As `unsent`, with the files of checkpoints that are being saved."""
         found = {}
-        for name, fingerprint in here.items():
+        for name, fingerprint in local_files.items():
             if self._sends(name) and not self.is_unchanged(name, fingerprint):
                 found[name] = fingerprint
         return found
 
-    def _has_its_index(self, name: str, here: Mapping[str, list[Any]]) -> bool:
-        """Report whether the index is there that makes a checkpoint of its files. Without it they are none yet, or what
-        an interrupted save has left. A worker sends the state of its input alone.
+    def _has_its_index(self, name: str, local_files: Fingerprints) -> bool:
+        """Report whether the index is there that makes a checkpoint of its files. Without it, they are of a save that
+        goes on, or that was interrupted. A worker sends only the state of its input, which has an index of its own.
         """
         checkpoint = layout.checkpoint_of(name)
         if checkpoint is None:
@@ -128,8 +129,8 @@ class Note:
         if self.worker:
             input_state = f".input-{self.worker}"
             stem = name.partition(f"{input_state}.")[0]
-            return f"{stem}{input_state}.index" in here
-        return f"{checkpoint}.index" in here
+            return f"{stem}{input_state}.index" in local_files
+        return f"{checkpoint}.index" in local_files
 
     def is_unchanged(self, name: str, fingerprint: list[Any]) -> bool:
         """Report whether a file is still the one that both sides have.
@@ -141,7 +142,9 @@ class Note:
         return noted is not None and [noted.bytes, noted.time] == fingerprint
 
     def is_of_the_same_size(self, name: str, fingerprint: list[Any]) -> bool:
-        """Report whether a file has the size of the one that both sides have; False while nobody knows."""
+        """Report whether a file has the size of the one that both sides have. False for a file that is about to be sent
+        or fetched: nobody knows which version the other side has.
+        """
         noted = self.files.get(name)
         if noted is None or noted.time is None:
             return False
@@ -152,27 +155,30 @@ class Note:
         if not self.worker:
             return True
         is_own_input = f".input-{self.worker}." in name
-        return is_own_input or not _is_copy(name)
+        return is_own_input or not _is_file_of_chief(name)
 
-    def own(self, here: Mapping[str, list[Any]]) -> set[str]:
-        """Return the names of the files that a folder sends or has sent, or has removed, which a worker's does not."""
+    def own_names(self, local_files: Fingerprints) -> set[str]:
+        """Return the names of the files that are this folder's to send: those that have changed, those that it has
+        sent, and those that it has removed since. A worker's folder removes none.
+        """
         sent = {name for name, noted in self.files.items() if not noted.is_fetched}
-        sent |= self.files.keys() - here.keys()
+        sent |= self.files.keys() - local_files.keys()
         if self.worker:
-            sent &= here.keys()
-        return self._find_changed(here).keys() | sent
+            sent &= local_files.keys()
+        return self._find_changed(local_files).keys() | sent
 
-    def is_behind(self, there: Mapping[str, Mapping[str, Any]]) -> bool:
+    def is_behind(self, bucket_objects: Mapping[str, Mapping[str, Any]]) -> bool:
         """Report whether a run was continued elsewhere: the bucket has what only the sender of this folder writes, in a
         version of which this folder does not know.
 
         Args:
-          there: name -> what the store says of the object.
+          bucket_objects: name -> what the store says of the object.
         """
-        # Folders of runs: what a person puts elsewhere, such as a copy of an export, says nothing of them.
-        of_runs = {os.path.dirname(name) for name in (*there, *self.files) if is_record(name)}
-        for name, info in there.items():
-            if _is_of_the_sender(name, of_runs) and not self.knows(name, info):
+        # Only objects in folders of runs count. What a person puts elsewhere, such as a copy of an export, says
+        # nothing.
+        run_folders = {os.path.dirname(name) for name in (*bucket_objects, *self.files) if is_record(name)}
+        for name, info in bucket_objects.items():
+            if _is_written_by_sender_only(name, run_folders) and not self.knows(name, info):
                 return True
         return False
 
@@ -183,17 +189,21 @@ class Note:
             return False
         if noted.mark and noted.mark == mark_of(info):
             return True
+        # An attempt to send the file may have arrived without an answer, which would have had the new mark. Then only
+        # the size shows that the object is from here. A size of None was not known, so any object may be.
         sizes = set(noted.unanswered)
-        # Whoever is killed while he sends does not know the new mark.
         has_mark = bool(noted.mark) and noted.time is not None
         if not has_mark:
             sizes.add(noted.bytes)
         return None in sizes or info["size"] in sizes
 
 
-def _version(values: Iterable[Any]) -> Version:
-    """Return what a note holds of a file. Earlier versions had no mark of what they sent, another one of what they had
-    fetched, and nothing of what they were about to send.
+def _version_from_json(values: Iterable[Any]) -> Version:
+    """Return what a note holds of a file, from its list in the file.
+
+    Args:
+      values: the fields of a `Version`; of earlier versions of the runner, [] for a file about to be sent, [size, time]
+        for one that was sent, and [size, time, another mark] for one that was fetched.
     """
     known = list(values)
     is_of_an_earlier_version = len(known) < 4
@@ -208,7 +218,7 @@ def _version(values: Iterable[Any]) -> Version:
 
 def mark_of(info: Mapping[str, Any]) -> str:
     """Return what changes with an object's contents, of what the store says of it."""
-    for key in _MARKS:
+    for key in _MARK_KEYS:
         if info.get(key):
             # A listing and a look at one object may differ in the quotes.
             return str(info[key]).strip('"')
@@ -218,35 +228,36 @@ def mark_of(info: Mapping[str, Any]) -> str:
 # --- which file is whose ----------------------------------------------------------------------------------------------
 
 
-def _is_of_the_sender(name: str, of_runs: Collection[str]) -> bool:
-    """Report whether only the sender of a folder writes files of this name, not a worker on another host or a person:
-    records, of which each start writes one, checkpoints beside them, and exports in a place of their own.
+def _is_written_by_sender_only(name: str, run_folders: Collection[str]) -> bool:
+    """Report whether only the sender of a folder writes files of this name, not a worker on another host or a person.
+    These are records, of which each start writes one; checkpoints in a folder with a record; and exports, if no folder
+    has a record.
 
     Args:
-      of_runs: folders with records.
+      run_folders: folders with records.
     """
     if is_record(name):
         return True
     file = os.path.basename(name)
     checkpoint = layout.checkpoint_of(name)
     if checkpoint is not None:
-        return os.path.dirname(checkpoint) in of_runs and not _IS_OF_A_WORKER.search(file)
-    return not of_runs and _IS_EXPORT.fullmatch(file) is not None
+        return os.path.dirname(checkpoint) in run_folders and not _WORKER_INPUT_NAME.search(file)
+    return not run_folders and _SAVED_MODEL_NAME.fullmatch(file) is not None
 
 
 def is_record(name: str) -> bool:
     """Report whether a file is one that each start of a run writes."""
-    return _IS_RECORD.fullmatch(os.path.basename(name)) is not None
+    return _RECORD_NAME.fullmatch(os.path.basename(name)) is not None
 
 
-def stays(name: str) -> bool:
+def is_never_deleted(name: str) -> bool:
     """Report whether a file is one that no run deletes, however old it is."""
-    return only_grows(name) or _STAYS.fullmatch(os.path.basename(name)) is not None
+    return is_only_appended(name) or _KEPT_NAME.fullmatch(os.path.basename(name)) is not None
 
 
-def only_grows(name: str) -> bool:
+def is_only_appended(name: str) -> bool:
     """Report whether a file is only appended to."""
-    return _GROWS.fullmatch(os.path.basename(name)) is not None
+    return _APPENDED_NAME.fullmatch(os.path.basename(name)) is not None
 
 
 def expired_in(folder: Path, names: Iterable[str]) -> set[str]:
@@ -257,52 +268,55 @@ def expired_in(folder: Path, names: Iterable[str]) -> set[str]:
       folder: the local folder, which need not have the files.
     """
     expired = set()
-    kept: dict[str, tuple[str, ...]] = {}
+    names_in_state: dict[str, tuple[str, ...]] = {}
     for name in names:
         checkpoint = layout.checkpoint_of(name)
         if checkpoint is None:
             continue
-        place, checkpoint_name = os.path.split(checkpoint)
-        if place not in kept:
-            kept[place] = layout.read_state(folder / place).names
-        # Without a state file nobody knows.
-        if kept[place] and checkpoint_name not in kept[place]:
+        parent, checkpoint_name = os.path.split(checkpoint)
+        if parent not in names_in_state:
+            names_in_state[parent] = layout.read_state(folder / parent).names
+        # Without a state file, which has no names then, nobody knows whether the checkpoint has expired.
+        if names_in_state[parent] and checkpoint_name not in names_in_state[parent]:
             expired.add(name)
     return expired
 
 
-def deleted_by_the_run(folder: Path, missing: Collection[str], here: Collection[str]) -> set[str]:
-    """Return those of the `missing` files that a run has deleted in `folder`, which has those that are `here`.
+def deleted_by_the_run(folder: Path, missing: Collection[str], local_files: Collection[str]) -> set[str]:
+    """Return those of the `missing` files that a run has deleted in `folder`, so that they go from the bucket, too.
 
-    What somebody else deletes is still in the bucket at the next start, which fetches it. So a checkpoint counts when
-    the state file no longer names it; and nothing counts in a folder that is being emptied: one of its records is gone,
-    or everything is.
+    What somebody else deletes is still in the bucket at the next start, which fetches it. So the files of a checkpoint
+    count only when the state file no longer names it. And nothing counts in a folder that is being emptied: one of its
+    records is gone, or everything is.
+
+    Args:
+      local_files: the names of the files that `folder` has.
     """
-    if not here:
+    if not local_files:
         return set()
-    emptied = {os.path.dirname(name) for name in missing if is_record(name)}
+    emptied_folders = {os.path.dirname(name) for name in missing if is_record(name)}
     expired = expired_in(folder, missing)
     deleted = set()
     for name in missing:
         # A run deletes the results of evaluations when it saves the step again.
         is_part = layout.checkpoint_of(name) is not None and not name.endswith(manifest.METRICS)
         is_kept = is_part and name not in expired
-        if not is_kept and not stays(name) and not is_below(name, emptied):
+        if not is_kept and not is_never_deleted(name) and not is_below(name, emptied_folders):
             deleted.add(name)
     return deleted
 
 
 def exports_in(names: Iterable[str]) -> set[str]:
     """Return the folders of the SavedModels among files of these names."""
-    return {os.path.dirname(name) for name in names if _IS_EXPORT.fullmatch(os.path.basename(name))}
+    return {os.path.dirname(name) for name in names if _SAVED_MODEL_NAME.fullmatch(os.path.basename(name))}
 
 
-def is_of_an_export(name: str, exports: Iterable[str]) -> bool:
+def is_in_export(name: str, exports: Iterable[str]) -> bool:
     """Report whether a file is a part of a SavedModel in one of the folders `exports`."""
     for export in exports:
         inside = name.removeprefix(f"{export}/")
         is_inside = not export or inside != name
-        if is_inside and _OF_EXPORT.match(inside):
+        if is_inside and _EXPORT_PATH.match(inside):
             return True
     return False
 
@@ -347,9 +361,16 @@ def is_sent(part: str) -> bool:
 
 
 def upload_order(name: str) -> tuple[int, bool, bool, str]:
-    """Sort names so that a reader sees whole checkpoints: an index after the data, that of a checkpoint after those of
-    its input state, for it makes the checkpoint one, and a file of LAST_FILES (then the first value is not 0) after all
-    others. And whole SavedModels: TensorFlow loads one without the index of its variables as one without variables.
+    """Return the key by which names are sorted, so that whoever reads the bucket at any time sees whole checkpoints and
+    SavedModels.
+
+    An index comes after the data. The index of a checkpoint comes after the indexes of its input states, because it
+    makes a checkpoint of the files. saved_model.pb comes after the index of its variables, without which TensorFlow
+    loads a SavedModel without variables. LAST_FILES come after all others.
+
+    Returns:
+      (0, or the place among LAST_FILES from 1; whether the file makes its checkpoint or SavedModel whole; whether it is
+      an index; the name).
     """
     file = os.path.basename(name)
     place_at_the_end = 0
@@ -361,11 +382,12 @@ def upload_order(name: str) -> tuple[int, bool, bool, str]:
     return place_at_the_end, makes_whole, is_index, name
 
 
-def lock_of(folder: Path) -> FileLock:
+def folder_lock(folder: Path) -> FileLock:
     """Return the lock of a local folder, under which the processes of a host look whether it is up to date, fetch, and
-    begin to write there: a fetch removes what is new.
+    begin to write there: a fetch would remove what another process has begun to write.
     """
-    return FileLock(folder / f"{NOTE_FILE}.lock", is_singleton=True)  # `fetch` takes it again
+    # A singleton, which its holder may take again: `fetch` does inside `update`.
+    return FileLock(folder / f"{NOTE_FILE}.lock", is_singleton=True)
 
 
 @contextlib.contextmanager

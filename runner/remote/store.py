@@ -23,17 +23,18 @@ from typing import Any, TypeVar
 from runner.checkpoint_files import layout, manifest
 from runner.config.mistakes import ConfigError, NotAllowed, NotFound
 from runner.remote.note import (
+    Fingerprints,
     Note,
     Version,
     expired_in,
     exports_in,
     fingerprint,
     fingerprints,
-    is_of_an_export,
+    folder_lock,
+    is_in_export,
+    is_only_appended,
     is_sent,
-    lock_of,
     mark_of,
-    only_grows,
     upload_order,
 )
 from runner.system.files import StorageError, find_runner_file
@@ -47,7 +48,7 @@ UNSENT = ".unsent"
 CALL_FILE = "generation.json"
 PEERS_FOLDER = "peers"
 _ATTEMPTS = 5
-# A user's own file may be of another form.
+# Only the runner's own small files are checked, since a user's file with such a suffix may have another form.
 _SMALL_FILES_OF_OURS = re.compile(r"(run|sweep|summary(\..*)?|shipped\..*|model\.ckpt-.*)\.json|config(\..*)?\.yaml")
 _T = TypeVar("_T")
 Objects = dict[str, Mapping[str, Any]]
@@ -62,7 +63,7 @@ class LeaseLostError(StorageError):
 @contextlib.contextmanager
 def reaching(what: str) -> Iterator[None]:
     """Turn an error of a store inside this context into a message about `what`. Without its bucket no run starts: only
-    there stands whether another is writing, and whether the local folder is the newest.
+    the bucket says whether another run is writing, and whether the local folder is the newest.
 
     Raises:
       ConfigError: the store cannot be reached.
@@ -111,7 +112,7 @@ class Store:
                 found[name] = info
         return found
 
-    def places(self) -> list[str]:
+    def leased_urls(self) -> list[str]:
         """Return the URLs below this one that have leases of their own."""
         inside = set()
         for name in self.fs.find(""):
@@ -124,7 +125,7 @@ class Store:
 
     def highest(self) -> int:
         """Return the number of the lease that holds; 0: there is none."""
-        # Without the answers below it, one for each task of a cluster: each host asks this before each write.
+        # Only this folder (maxdepth): each host asks this before each write, and a cluster has further files below.
         names = [path.rpartition("/")[2] for path in self.fs.find(LEASES, maxdepth=1)]
         numbers = [int(name) for name in names if name.isdigit()]
         return max(numbers, default=0)
@@ -155,8 +156,8 @@ class Store:
     # --- fetching -------------------------------------------------------------------------------------------------
 
     def is_current(self, folder: Path, number: int | None = None) -> bool:
-        """Report whether `folder` has all that the bucket has, but for what was lost here: it was the last to write
-        there, or nobody has, and what is there is what it has written.
+        """Report whether the bucket has nothing from elsewhere: `folder` was the last to write there, or nobody has,
+        and the objects are those that it has written. It may still have lost files that the bucket has.
 
         Args:
           folder: the local folder.
@@ -171,27 +172,28 @@ class Store:
         note = Note.read(folder, self.url)
         if not self.was_last_written_by(note, number):
             return None
-        there = self.objects()
-        # Again: it knows of what was sent until now. A backup or a snapshot of a machine also brings back what
-        # identifies a folder, so what the bucket has must be what the folder has written.
+        bucket_objects = self.objects()
+        # Read again after the listing, since another process may have sent more meanwhile. The identity of the folder
+        # is not enough: a backup or a snapshot of a machine brings it back with an older state. So the objects must be
+        # those that the folder has written.
         note = Note.read(folder, self.url)
-        is_new = not note.folder and bool(there)
-        if is_new or note.is_behind(there) or self._has_an_older_state(folder, note, there):
+        is_new = not note.folder and bool(bucket_objects)
+        if is_new or note.is_behind(bucket_objects) or self._has_an_older_state(folder, note, bucket_objects):
             return None
-        return there
+        return bucket_objects
 
-    def _has_an_older_state(self, folder: Path, note: Note, there: Objects) -> bool:
-        """Report whether a state file in `folder` was put back from a backup, without the note: it is not the one that
-        was sent, and names an older checkpoint as the latest than that of the bucket does.
+    def _has_an_older_state(self, folder: Path, note: Note, bucket_objects: Objects) -> bool:
+        """Report whether a state file in `folder` was put back from a backup, but not the note: it has changed since it
+        was sent, and its latest checkpoint is older than the latest of the state file in the bucket.
         """
-        here = fingerprints(folder)
-        for name in note.files.keys() & there.keys() & here.keys():
+        local_files = fingerprints(folder)
+        for name in note.files.keys() & bucket_objects.keys() & local_files.keys():
             is_state = os.path.basename(name) == layout.STATE_FILE
-            if not is_state or note.is_unchanged(name, here[name]):
+            if not is_state or note.is_unchanged(name, local_files[name]):
                 continue
-            mine = layout.parse_state((folder / name).read_bytes())
-            theirs = layout.parse_state(self.fs.cat_file(name))
-            if mine is not None and theirs is not None and _is_older(mine, theirs):
+            local_state = layout.parse_state((folder / name).read_bytes())
+            bucket_state = layout.parse_state(self.fs.cat_file(name))
+            if local_state is not None and bucket_state is not None and _is_older(local_state, bucket_state):
                 return True
         return False
 
@@ -202,102 +204,107 @@ class Store:
         return bool(note.folder) and self.lease(number).get("folder") == note.folder
 
     def update(self, folder: Path, number: int | None = None, *, is_thorough: bool = False) -> None:
-        """Bring `folder` to what the bucket has, before anything of it is used: fetch all if a run was continued
-        elsewhere, else what this folder has lost. What it has not sent stays then.
+        """Bring `folder` to what the bucket has, before anything of it is used. If a run was continued elsewhere, fetch
+        everything. Else fetch what this folder has lost, and keep what it has not sent.
 
         Args:
           folder: the local folder.
           number: as in `is_current`.
           is_thorough: also read the newest checkpoint to see whether it is damaged.
         """
-        with lock_of(folder):
+        with folder_lock(folder):
             _repeat_while_it_changes(lambda: self._update(folder, number, is_thorough=is_thorough))
 
     def _update(self, folder: Path, number: int | None, *, is_thorough: bool) -> None:
-        # Before the note, which knows of what is sent meanwhile.
-        there = self._current_objects(folder, number)
-        if there is None:
-            there = self.fetch(folder)
+        """Do what `update` says, once. The note in `folder` then knows of everything that was fetched."""
+        # The listing comes before the note is read: the note then knows of all that is listed, also of what another
+        # process sends meanwhile.
+        bucket_objects = self._current_objects(folder, number)
+        if bucket_objects is None:
+            bucket_objects = self.fetch(folder)
         note = Note.read(folder, self.url)
-        # What was removed there by hand is sent again.
-        note.files = {name: noted for name, noted in note.files.items() if name in there}
+        # Objects that were removed from the bucket by hand are forgotten, so that their files are sent again.
+        note.files = {name: noted for name, noted in note.files.items() if name in bucket_objects}
         # The state files first: they say which of the missing checkpoints have expired.
-        states = {name: info for name, info in there.items() if _is_last_file(name)}
+        states = {name: info for name, info in bucket_objects.items() if _is_last_file(name)}
         self._repair(folder, note, states, set())
         self._note_times(folder, note)
-        newest = set[str]()
+        newest_checkpoints = set[str]()
         if is_thorough:
-            newest = {os.path.basename(path) for path in layout.candidates_in(folder)[:1]}
-        self._repair(folder, note, there, newest)
+            newest_checkpoints = {os.path.basename(path) for path in layout.candidates_in(folder)[:1]}
+        self._repair(folder, note, bucket_objects, newest_checkpoints)
         if is_thorough:
-            # What names a checkpoint that was given up: the bucket's names the one before.
-            outdated = give_up_damaged(folder, note) & there.keys()
+            # State files that name a checkpoint which was given up are replaced by the bucket's, which name the one
+            # before.
+            outdated = give_up_damaged(folder, note) & bucket_objects.keys()
             if outdated:
                 staged = self._fetch_aside(folder, outdated)
-                marks = {name: mark_of(there[name]) for name in outdated}
+                marks = {name: mark_of(bucket_objects[name]) for name in outdated}
                 self._move_into_place(folder, note, marks, staged)
         for name, noted in note.files.items():
-            is_another_mark = noted.mark not in ("", mark_of(there[name]))
-            # An earlier attempt to send it arrived after the last one was answered: that is sent again.
+            is_another_mark = noted.mark not in ("", mark_of(bucket_objects[name]))
+            # The object is not the one that was answered: an earlier attempt arrived after it. Send the file again.
             if noted.time is not None and is_another_mark:
                 note.files[name] = noted._replace(time=None)
-        # What is still missing here was deleted by the run, which could not remove it there any more.
+        # What is still missing here was deleted by the run, which ended before it could remove it from the bucket.
         note.gone = sorted(note.files.keys() - fingerprints(folder).keys())
         note.lost = []
         note.save(folder)
 
-    def _repair(self, folder: Path, note: Note, there: Objects, suspect: Collection[str]) -> None:
+    def _repair(self, folder: Path, note: Note, bucket_objects: Objects, suspect_checkpoints: Collection[str]) -> None:
         """Fetch singly what `folder` has lost, what is damaged in it, and what others have changed in the bucket.
 
         Args:
-          there: name -> what the store says, of the objects to look at.
-          suspect: names of checkpoints in `folder` that are read, also if they seem unchanged.
+          bucket_objects: name -> what the store says, of the objects to look at.
+          suspect_checkpoints: names of checkpoints in `folder` that are read, also if they seem unchanged.
         """
-        here = fingerprints(folder)
-        noted = note.files.keys() & there.keys()
-        damaged = find_damaged(folder, note, here, noted, suspect) & noted
-        lost = noted - here.keys()
+        local_files = fingerprints(folder)
+        noted_names = note.files.keys() & bucket_objects.keys()
+        damaged = find_damaged(folder, note, local_files, noted_names, suspect_checkpoints) & noted_names
+        lost = noted_names - local_files.keys()
         expired = expired_in(folder, lost) | lost.intersection(note.gone)
         expired -= set(note.lost)
-        # Parts of a checkpoint which only workers on other hosts send belong to another save of the step.
-        both_have = (there.keys() & here.keys()) - noted
+        # Files that both sides have and that were never sent or fetched here, such as one put into the bucket by hand.
+        # Those of a checkpoint are left alone: only workers on other hosts send them, for another save of the step.
+        both_have = (bucket_objects.keys() & local_files.keys()) - noted_names
         unknown = {name for name in both_have if layout.checkpoint_of(name) is None}
-        changed = {name for name in noted | unknown if not note.knows(name, there[name])}
-        wanted = damaged | changed | (lost - expired)
-        if not wanted:
+        changed = {name for name in noted_names | unknown if not note.knows(name, bucket_objects[name])}
+        names_to_fetch = damaged | changed | (lost - expired)
+        if not names_to_fetch:
             return
-        say(f"remote: {len(wanted)} files of {folder} are missing, damaged or older; they come from {self.url}")
-        unsent = note.left(here)
-        staged = self._fetch_aside(folder, wanted)
-        # Whoever changed them may want them; a checkpoint that is damaged nobody does.
-        replaced = wanted & unsent.keys()
-        set_aside(folder, [name for name in replaced if layout.checkpoint_of(name) is None])
-        marks = {name: mark_of(there[name]) for name in wanted}
-        self._move_into_place(folder, note, marks, staged)
+        say(f"remote: {len(names_to_fetch)} files of {folder} are missing, damaged or older; they come from {self.url}")
+        unsent = note.unsent(local_files)
+        staging = self._fetch_aside(folder, names_to_fetch)
+        # Keep local changes that are replaced, since somebody may want them; but nobody wants a damaged checkpoint.
+        replaced_names = names_to_fetch & unsent.keys()
+        set_aside(folder, [name for name in replaced_names if layout.checkpoint_of(name) is None])
+        marks = {name: mark_of(bucket_objects[name]) for name in names_to_fetch}
+        self._move_into_place(folder, note, marks, staging)
 
     def _note_times(self, folder: Path, note: Note) -> None:
-        """Note new times of checkpoints that are those of the bucket all the same, as after a copy or with another
-        clock: the bucket would be without its newest while they are sent again.
+        """Note the times of checkpoint files whose time has changed but not their contents, as after a copy of the
+        folder. Otherwise they would be sent again, and the bucket would be without its newest checkpoint meanwhile.
         """
-        here = fingerprints(folder)
+        local_files = fingerprints(folder)
         touched = set()
-        for name in note.files.keys() & here.keys():
-            is_changed = not note.is_unchanged(name, here[name])
-            if is_changed and note.is_of_the_same_size(name, here[name]):
+        for name in note.files.keys() & local_files.keys():
+            is_changed = not note.is_unchanged(name, local_files[name])
+            if is_changed and note.is_of_the_same_size(name, local_files[name]):
                 touched.add(name)
         for checkpoint in _checkpoints_of(touched):
-            if self._is_that_of_the_bucket(folder, checkpoint, note):
-                for name in _parts_of(checkpoint, touched):
-                    _, time_of_change = here[name]
+            if self._is_same_save_as_in_bucket(folder, checkpoint, note):
+                for name in _checkpoint_files(checkpoint, touched):
+                    _, time_of_change = local_files[name]
                     note.files[name] = note.files[name]._replace(time=time_of_change)
 
-    def _is_that_of_the_bucket(self, folder: Path, checkpoint: str, note: Note) -> bool:
+    def _is_same_save_as_in_bucket(self, folder: Path, checkpoint: str, note: Note) -> bool:
         """Report whether a checkpoint in `folder` is undamaged, and was saved when that of the bucket was."""
         file = find_runner_file(folder / f"{checkpoint}{manifest.MANIFEST}")
         name = os.path.relpath(file, folder)
         if name not in note.files or not file.exists():
             return False
-        # It has the time of the save, and the checksums of all files, which are read only if it is the same.
+        # The manifest has the time of the save and the checksums of all files. The files are read only if the manifest
+        # is the same as in the bucket.
         is_same_save = self.fs.cat_file(name) == file.read_bytes()
         return is_same_save and manifest.what_is_wrong(folder / checkpoint) is None
 
@@ -310,63 +317,66 @@ class Store:
 
         Args:
           folder: the local folder.
-          replaceable: names of files that the folder sends, which give way to those of the bucket; the others that it
-            sends stay as they are. None: it no longer sends any, so all give way.
+          replaceable: names of files that the folder sends and that are nevertheless replaced by those of the bucket;
+            the others that it sends stay as they are. None: the folder no longer sends any, so all are replaced.
         """
-        with lock_of(folder):
+        with folder_lock(folder):
             return _repeat_while_it_changes(lambda: self._fetch(folder, replaceable))
 
     def _fetch(self, folder: Path, replaceable: Collection[str] | None) -> Objects:
+        """Do what `fetch` says, once. `kept_names` are the files of which the local version stays."""
         note = Note.read(folder, self.url)
-        here = fingerprints(folder)
-        first = self.objects()
-        kept = set[str]()
+        local_files = fingerprints(folder)
+        first_listing = self.objects()
+        kept_names = set[str]()
         if replaceable is not None:
-            kept = note.own(here) - {*replaceable}
+            kept_names = note.own_names(local_files) - {*replaceable}
         else:
-            self._give_up_unsent(folder, note, here, first)
+            self._give_up_unsent(folder, note, local_files, first_listing)
             note.folder = ""  # no longer up to date
             note.gone = []
             note.lost = []
             note.save(folder)
 
-        # The state files before the others, which are then at least as new. One that is unchanged is not written: a
-        # task here may be writing the next.
-        there = {name: info for name, info in first.items() if _is_last_file(name)}
-        states = there.keys() - kept
-        changed_states = {name for name in states if not _is_same(name, there[name], note, here)}
-        contents = {name: self.fs.cat_file(name) for name in changed_states}
-        # What had expired here is to be kept again: the state file that said so gives way to an earlier one.
-        kept -= _select_named(contents, kept - here.keys())
-        second = self.objects()
-        there |= {name: info for name, info in second.items() if not _is_last_file(name)}
-        others = there.keys() - changed_states - kept
-        changed_others = {name for name in others if not _is_same(name, there[name], note, here)}
-        staged = self._fetch_aside(folder, changed_others, contents)
+        # Take LAST_FILES (such as the state files) from the first listing and read them before the second one, from
+        # which the other files are taken: these are then at least as new. A state file that is unchanged is not
+        # written, since a task here may be writing the next.
+        bucket_objects = {name: info for name, info in first_listing.items() if _is_last_file(name)}
+        states = bucket_objects.keys() - kept_names
+        changed_states = _find_other_versions(states, bucket_objects, note, local_files)
+        state_contents = {name: self.fs.cat_file(name) for name in changed_states}
+        # Checkpoints that had expired and were deleted here are fetched again if the state files to be fetched name
+        # them.
+        kept_names -= _files_of_named_checkpoints(state_contents, kept_names - local_files.keys())
+        second_listing = self.objects()
+        bucket_objects |= {name: info for name, info in second_listing.items() if not _is_last_file(name)}
+        others = bucket_objects.keys() - changed_states - kept_names
+        changed_others = _find_other_versions(others, bucket_objects, note, local_files)
+        staging = self._fetch_aside(folder, changed_others, state_contents)
 
-        marks = {name: mark_of(info) for name, info in there.items() if name not in kept}
-        gone = here.keys() - marks.keys() - kept
-        for name in sorted(gone, key=upload_order, reverse=True):  # the state files and indexes first
+        marks = {name: mark_of(info) for name, info in bucket_objects.items() if name not in kept_names}
+        names_to_remove = local_files.keys() - marks.keys() - kept_names
+        for name in sorted(names_to_remove, key=upload_order, reverse=True):  # the state files and indexes first
             (folder / name).unlink(missing_ok=True)
-        files = {name: noted for name, noted in note.files.items() if name in kept}
+        files = {name: noted for name, noted in note.files.items() if name in kept_names}
         for name in note.files.keys() & marks.keys():
-            # What it has sent itself, too: from here on it may be another's to send.
+            # Also noted for what this folder has sent itself: from here on, another folder may send it.
             files[name] = note.files[name]._replace(is_fetched=True)
         note.files = files
         changed = changed_states | changed_others
-        self._move_into_place(folder, note, {name: marks[name] for name in changed}, staged)
-        return there
+        self._move_into_place(folder, note, {name: marks[name] for name in changed}, staging)
+        return bucket_objects
 
-    def _give_up_unsent(self, folder: Path, note: Note, here: Mapping[str, list[Any]], there: Objects) -> None:
+    def _give_up_unsent(self, folder: Path, note: Note, local_files: Fingerprints, bucket_objects: Objects) -> None:
         """Move what was not sent of a folder that is no longer up to date into UNSENT."""
         unsent = []
         has_no_note = not note.folder and not note.worker and not note.files
-        for name in note.left(here):
-            size = here[name][0]
+        for name in note.unsent(local_files):
+            size = local_files[name][0]
             noted = note.files.get(name, Version(None, None))
             is_half_fetched = noted.is_fetched and noted.time is None and noted.bytes == size
-            # Of a folder that has lost its note nobody knows; what is of the same size was sent.
-            seems_sent = has_no_note and name in there and there[name]["size"] == size
+            # Nobody knows what a folder that has lost its note has sent. A file of the same size counts as sent.
+            seems_sent = has_no_note and name in bucket_objects and bucket_objects[name]["size"] == size
             if not is_half_fetched and not seems_sent:
                 unsent.append(name)
         if unsent:
@@ -382,17 +392,17 @@ class Store:
         """
         staging = folder / ".fetching"
         shutil.rmtree(staging, ignore_errors=True)
-        wanted = sorted(names)
-        if wanted:
-            places = [str(staging / name) for name in wanted]
-            self.fs.get(wanted, places)  # one call: the library asks for them side by side
+        sorted_names = sorted(names)
+        if sorted_names:
+            leased_urls = [str(staging / name) for name in sorted_names]
+            self.fs.get(sorted_names, leased_urls)  # one call: the library asks for them side by side
         for name, data in contents.items():
-            place = staging / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
+            target = staging / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
         return staging
 
-    def _move_into_place(self, folder: Path, note: Note, marks: Mapping[str, str], staged: Path) -> None:
+    def _move_into_place(self, folder: Path, note: Note, marks: Mapping[str, str], staging: Path) -> None:
         """Move files that `_fetch_aside` fetched to their places, so that there are whole checkpoints at any time, and
         note them.
 
@@ -400,21 +410,22 @@ class Store:
           marks: name -> mark of each.
         """
         for name, mark in marks.items():
-            # Before they are moved: what an interrupted fetch leaves in the folder was sent by nobody here.
-            size = (staged / name).stat().st_size
+            # Noted as fetched before they are moved, so that what an interrupted fetch leaves does not count as a file
+            # that was made here and is to be sent. The time None says that the fetch is not complete.
+            size = (staging / name).stat().st_size
             note.files[name] = Version(size, None, mark, is_fetched=True)
         note.save(folder)
         for name in sorted(marks, key=upload_order, reverse=True):
             if name.endswith(".index"):
                 (folder / name).unlink(missing_ok=True)  # it is no checkpoint while its files are replaced
         for name in sorted(marks, key=upload_order):
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(staged / name, place)
-            size, time_of_change = fingerprint(place)
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staging / name, target)
+            size, time_of_change = fingerprint(target)
             note.files[name] = Version(size, time_of_change, marks[name], is_fetched=True)
         note.save(folder)
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _is_last_file(name: str) -> bool:
@@ -423,11 +434,11 @@ def _is_last_file(name: str) -> bool:
     return place_at_the_end > 0
 
 
-def _select_named(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
+def _files_of_named_checkpoints(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
     """Return those of `names` that are files of the checkpoints which state files name.
 
     Args:
-      states: name -> contents of each.
+      states: name of a state file or another file -> its contents; the others are skipped.
     """
     checkpoints = set[str]()
     for name, contents in states.items():
@@ -440,8 +451,8 @@ def _select_named(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]
 
 
 def _repeat_while_it_changes(act: Callable[[], _T]) -> _T:
-    """Return what `act` returns. It is called again if an object is gone: a checkpoint has expired, which the state
-    file no longer names.
+    """Return what `act` returns. Call it again if it finds that an object is gone: a checkpoint has expired meanwhile,
+    and the next listing and state file are without it.
     """
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(FileNotFoundError):
@@ -449,82 +460,87 @@ def _repeat_while_it_changes(act: Callable[[], _T]) -> _T:
     return act()
 
 
-def _is_same(name: str, info: Mapping[str, Any], note: Note, here: Mapping[str, list[Any]]) -> bool:
-    """Report whether the object `name` is in the version that the folder has."""
-    noted = note.files.get(name)
-    mark = mark_of(info)
-    if noted is None or not mark or noted.mark != mark:
-        return False
-    return note.is_unchanged(name, here.get(name, []))
+def _find_other_versions(
+    names: Iterable[str], bucket_objects: Objects, note: Note, local_files: Fingerprints
+) -> set[str]:
+    """Return those of `names` that the bucket has in another version than the folder."""
+    found = set()
+    for name in names:
+        noted = note.files.get(name)
+        mark = mark_of(bucket_objects[name])
+        is_version_of_folder = noted is not None and bool(mark) and noted.mark == mark
+        if not is_version_of_folder or not note.is_unchanged(name, local_files.get(name, [])):
+            found.add(name)
+    return found
 
 
 def set_aside(folder: Path, names: Collection[str]) -> None:
     """Move files that were not sent into UNSENT, in an order in which there are only whole checkpoints at any time."""
     for name in sorted(names, key=upload_order, reverse=True):
-        place = folder / UNSENT / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(folder / name, place)
+        target = folder / UNSENT / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(folder / name, target)
 
 
 def find_damaged(
-    folder: Path, note: Note, here: Mapping[str, list[Any]], names: Collection[str], suspect: Collection[str]
+    folder: Path, note: Note, local_files: Fingerprints, names: Collection[str], suspect_checkpoints: Collection[str]
 ) -> set[str]:
     """Return the names of files that were damaged since both sides had them; of a checkpoint, those of all its files.
 
     Args:
       folder: the local folder.
-      here: as `fingerprints` returns it.
+      local_files: as `fingerprints` returns them.
       names: the files to look at.
-      suspect: as in `Store._repair`.
+      suspect_checkpoints: as in `Store._repair`.
     """
     damaged = set()
-    checkpoints = {*suspect}
+    checkpoints = {*suspect_checkpoints}
     exports = exports_in(note.files)
-    for name in here.keys() & set(names):
-        if note.is_unchanged(name, here[name]):
+    for name in local_files.keys() & set(names):
+        if note.is_unchanged(name, local_files[name]):
             continue
         checkpoint = layout.checkpoint_of(name)
         if checkpoint is not None:
             checkpoints.add(checkpoint)
-        if is_of_an_export(name, exports):  # an export is never written to again
+        if is_in_export(name, exports):  # an export is never written to again
             damaged.add(name)
             continue
-        size, _ = here[name]
+        size, _ = local_files[name]
         if _is_damaged(folder / name, note.files[name], size):
             damaged.add(name)
     for checkpoint in checkpoints:
-        is_whole_there = f"{checkpoint}.index" in note.files
-        if is_whole_there and manifest.what_is_wrong(folder / checkpoint) is not None:
-            damaged |= _parts_of(checkpoint, note.files.keys() | here.keys())
+        is_whole_in_bucket = f"{checkpoint}.index" in note.files
+        if is_whole_in_bucket and manifest.what_is_wrong(folder / checkpoint) is not None:
+            damaged |= _checkpoint_files(checkpoint, note.files.keys() | local_files.keys())
     return damaged
 
 
 def give_up_damaged(folder: Path, note: Note) -> set[str]:
-    """Move checkpoints that were not sent, and are damaged, into UNSENT: nothing can continue from them. Return the
-    names of the state files that name one of them as the latest.
+    """Move checkpoints that were not sent and are damaged into UNSENT, since nothing can continue from them, and say
+    so. Return the names of the state files that name one of them as the latest.
     """
-    states = set()
-    left = note.left(fingerprints(folder))
-    for checkpoint in _checkpoints_of(left):
+    outdated_states = set()
+    unsent = note.unsent(fingerprints(folder))
+    for checkpoint in _checkpoints_of(unsent):
         path = folder / checkpoint
         damage = manifest.what_is_wrong(path)
         if damage is None:
             continue
         say(f"remote: {path} was not sent and is damaged ({damage}); its files: {folder / UNSENT}")
-        set_aside(folder, _parts_of(checkpoint, left))
+        set_aside(folder, _checkpoint_files(checkpoint, unsent))
         if layout.read_state(path.parent).latest == path.name:
-            states.add(os.path.relpath(path.parent / layout.STATE_FILE, folder))
-    return states
+            outdated_states.add(os.path.relpath(path.parent / layout.STATE_FILE, folder))
+    return outdated_states
 
 
-def _is_older(mine: layout.State, theirs: layout.State) -> bool:
+def _is_older(local_state: layout.State, bucket_state: layout.State) -> bool:
     """Report whether a state file names an older checkpoint as the latest than another one."""
-    my_step = layout.step_of(mine.latest or "")
-    their_step = layout.step_of(theirs.latest or "")
-    if my_step is None or their_step is None:
+    local_step = layout.step_of(local_state.latest or "")
+    bucket_step = layout.step_of(bucket_state.latest or "")
+    if local_step is None or bucket_step is None:
         return False
-    # After a rollback the later one still is named.
-    return my_step < their_step and theirs.latest not in mine.names
+    # After a rollback here, the latest is older, too, but the state file still names the later checkpoint.
+    return local_step < bucket_step and bucket_state.latest not in local_state.names
 
 
 def _checkpoints_of(names: Iterable[str]) -> set[str]:
@@ -533,21 +549,22 @@ def _checkpoints_of(names: Iterable[str]) -> set[str]:
     return {checkpoint for checkpoint in checkpoints if checkpoint is not None}
 
 
-def _parts_of(checkpoint: str, names: Iterable[str]) -> set[str]:
+def _checkpoint_files(checkpoint: str, names: Iterable[str]) -> set[str]:
     """Return those of `names` that are files of a checkpoint, without the results of its evaluations."""
     files = {name for name in names if layout.checkpoint_of(name) == checkpoint}
     return {name for name in files if not name.endswith(manifest.METRICS)}
 
 
 def _is_damaged(path: Path, noted: Version, size: int) -> bool:
-    """Report whether a file that has changed since both sides had it is no newer version, as far as one can see.
+    """Report whether a file that has changed since both sides had it seems to be damaged rather than a newer version:
+    it was fetched in part, should only grow but has not, or cannot be read.
 
     Args:
       size: its bytes.
     """
     is_half_fetched = noted.is_fetched and noted.time is None
     was_sent = noted.bytes is not None and noted.time is not None
-    has_nothing_new = was_sent and only_grows(path.name) and size <= (noted.bytes or 0)
+    has_nothing_new = was_sent and is_only_appended(path.name) and size <= (noted.bytes or 0)
     return is_half_fetched or has_nothing_new or not _can_be_read(path)
 
 
@@ -596,11 +613,12 @@ class Lease:
           ConfigError: another run holds it, or the store cannot say who was first.
         """
         highest = store.highest()
-        before = store.lease(highest)
-        if before and not before.get("is_over") and not _is_dead(before):
-            left = float(before["secs"]) - store.age(_object_of(highest))
-            if left >= 0:
-                raise ConfigError(_describe_holder(store.what, before, f" It can be taken over in {left + 1:.0f} s."))
+        last_holder = store.lease(highest)
+        if last_holder and not last_holder.get("is_over") and not _is_dead(last_holder):
+            secs_left = float(last_holder["secs"]) - store.age(_object_of(highest))
+            if secs_left >= 0:
+                advice = f" It can be taken over in {secs_left + 1:.0f} s."
+                raise ConfigError(_describe_holder(store.what, last_holder, advice))
         number = highest + 1
         facts = {"folder": folder, "secs": secs, "time": time.time(), **_this_process()}
         data = json.dumps(facts).encode()
@@ -632,8 +650,8 @@ class Lease:
             raise LeaseLostError(self.lost)
 
     def keep(self) -> None:
-        """Renew it in a thread of this process until `end`. The process that sends does so, too: it works until the
-        last file, and s3fs in a script no longer finds a host by name at `atexit`.
+        """Renew the lease in a thread of this process until `end`. The process that sends renews it, too: it works
+        until the last file is sent, and s3fs in a script no longer finds a host by name at `atexit`.
         """
         self._thread.start()
 

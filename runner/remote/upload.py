@@ -50,6 +50,8 @@ RETRY_SECS = 1.0
 """Seconds until what has failed is tried again, and between two looks for messages of other hosts."""
 GLANCE_SECS = 0.2
 """Seconds between two looks while somebody waits for the end."""
+StateFiles = Mapping[str, tuple[list[Any], bytes]]
+"""Name of a state file -> its fingerprint and its contents, as they were read."""
 
 
 class Uploader:
@@ -104,40 +106,43 @@ class Uploader:
           OSError, and errors of the store: something is left; the next call sends it.
         """
         self._existing.check()
-        # Before the first look into the store, which may be away: a start after a kill then knows what has expired.
-        gone = self._note_gone()
+        # Before the first look into the store, which may be away: if this process is killed meanwhile, the next start
+        # then knows what has expired.
+        gone = self._note_deletions()
         if self.is_chief and self.has_others:
             self.lease.check()
             self.fetch()
-        states = self._read_states()
-        left = self._note.left(fingerprints(self.folder))
-        unverified = self._verify(left)
-        copies = self._copy(left.keys() - states.keys() - unverified)
-        unverified |= self._find_replaced(left)
-        self.held = {name for name in left if self._waits_for_an_input(name)}
+        state_files = self._read_states()
+        unsent = self._note.unsent(fingerprints(self.folder))
+        unverified = self._verify(unsent)  # of checkpoints that are damaged, or changing now
+        copies_folder = self._copy(unsent.keys() - state_files.keys() - unverified)
+        unverified |= self._find_replaced(unsent)  # after copying: a copy may have parts of two versions
+        self.held = {name for name in unsent if self._waits_for_an_input(name)}
         # A state file waits for the checkpoint that it names as the latest.
         if self.held:
             self.held.add(STATE_FILE)
-        waiting = self.held | self._find_early_states(unverified, states)
-        # A state file is sent as it was read; of others it counts whether they are still there.
-        vanished = {name for name in left.keys() - states.keys() if not self._choose_source(name).exists()}
-        changed = sorted(left.keys() - vanished - waiting - unverified, key=upload_order)
-        replaced = [name for name in changed if name in self._note.files]
-        self._note_attempts(changed, states)
+        waiting = self.held | self._find_early_states(unverified, state_files)
+        # A state file is sent as it was read, so it cannot vanish.
+        vanished = {name for name in unsent.keys() - state_files.keys() if not self._choose_source(name).exists()}
+        names_to_send = sorted(unsent.keys() - vanished - waiting - unverified, key=upload_order)
+        replaced = [name for name in names_to_send if name in self._note.files]
+        self._note_attempts(names_to_send, state_files)
+        # A checkpoint of which files are replaced in the bucket is none until all are there, so its index goes first.
         for name in reversed(replaced):
             if name.endswith(".index"):
-                self._delete(name)  # its files are replaced: it is no checkpoint until they are all there
-        for name in changed:
+                self._delete(name)
+        for name in names_to_send:
             before_each()
-            self._send_file(name, left[name], states)
+            self._send_file(name, unsent[name], state_files)
         self._existing.check()
         if not waiting:
-            self._remove(gone - left.keys())  # a step may have been saved again
+            self._remove(gone - unsent.keys())  # not of a step that was saved again meanwhile
         self._note.save(self.folder)
-        shutil.rmtree(copies, ignore_errors=True)
+        shutil.rmtree(copies_folder, ignore_errors=True)
         is_changing = bool(unverified - self.damaged)
-        if changed or is_changing:
+        if names_to_send or is_changing:  # another look shows whether more has changed meanwhile
             return False
+        # Files that wait are not for this process to complete. While there are any, nothing is removed either.
         return bool(waiting) or not self._note.gone
 
     def _remove(self, names: Collection[str]) -> None:
@@ -147,18 +152,18 @@ class Uploader:
             del self._note.files[name]
             self._note.gone.remove(name)
 
-    def _note_gone(self) -> set[str]:
-        """Note what has vanished since the beginning because the run has deleted it. Return what had at the last look,
-        too: until then somebody may be deleting the whole folder.
+    def _note_deletions(self) -> set[str]:
+        """Note which files the run has deleted. Return those that had been deleted at the last look already, which may
+        be removed from the bucket: one look may come while somebody is deleting the whole folder.
         """
         note = self._note
         missing = {name for name in note.files if not os.path.lexists(self.folder / name)}
-        if not self.is_chief:  # it is the chief's to remove
+        if not self.is_chief:  # only the chief removes files from the bucket
             note.files = {name: noted for name, noted in note.files.items() if name not in missing}
             return set()
         before = set(note.gone)
         gone = set[str]()
-        if missing:  # else the folder is not walked once more, every few seconds
+        if missing:  # else it need not walk the folder, every few seconds
             gone = deleted_by_the_run(self.folder, missing, fingerprints(self.folder)) - set(note.lost)
         lost = missing - gone
         if gone != before or lost != set(note.lost):
@@ -168,20 +173,22 @@ class Uploader:
         return gone & before
 
     def _read_states(self) -> dict[str, tuple[list[Any], bytes]]:
-        """Return name -> (fingerprint, contents) of each state file, those that speak of the others first."""
+        """Return name -> (fingerprint, contents) of each of LAST_FILES, in the reverse order of sending: a file that
+        names others is read before them.
+        """
         names = [name for name in fingerprints(self.folder) if upload_order(name)[0]]
-        states = {}
+        state_files = {}
         for name in sorted(names, key=upload_order, reverse=True):
             path = self.folder / name
-            states[name] = (fingerprint(path), path.read_bytes())
-        return states
+            state_files[name] = (fingerprint(path), path.read_bytes())
+        return state_files
 
-    def _verify(self, left: Collection[str]) -> set[str]:
-        """Return those of the files to send that belong to checkpoints which are damaged, or are changing now. A
-        checkpoint is read once, and again when one of its files has changed.
+    def _verify(self, unsent: Collection[str]) -> set[str]:
+        """Return those of the files to send that belong to checkpoints which are damaged, or are changing now. Say
+        which are damaged, and set `damaged`. A checkpoint is read once, and again when one of its files has changed.
         """
         # The results of its evaluations are no part of a checkpoint.
-        parts = (name for name in left if not name.endswith(manifest.METRICS))
+        parts = (name for name in unsent if not name.endswith(manifest.METRICS))
         suspect = {checkpoint for checkpoint in map(layout.checkpoint_of, parts) if checkpoint is not None}
         before = self._verified
         self._verified = {}
@@ -190,7 +197,7 @@ class Uploader:
             path = self.folder / checkpoint
             found = manifest.fingerprint(path)
             known, damage = before.get(checkpoint, ((), None))
-            if known != found:
+            if known != found:  # it was not read yet, or has changed since
                 damage = self._what_is_wrong(path)
                 if manifest.fingerprint(path) != found:
                     continue  # it is being replaced or deleted
@@ -199,9 +206,9 @@ class Uploader:
             self._verified[checkpoint] = (found, damage)
             if damage is not None:
                 damaged.add(checkpoint)
-        self.damaged = _files_of(damaged, left)
+        self.damaged = _files_of(damaged, unsent)
         changing = suspect - self._verified.keys()
-        return _files_of(changing | damaged, left)
+        return _files_of(changing | damaged, unsent)
 
     def _what_is_wrong(self, path: Path) -> str | None:
         """Return what is wrong with what this folder sends of a checkpoint."""
@@ -209,19 +216,21 @@ class Uploader:
             return manifest.what_is_wrong_with_input(path, self._note.worker)
         return manifest.what_is_wrong(path)
 
-    def _find_replaced(self, left: Collection[str]) -> set[str]:
+    def _find_replaced(self, unsent: Collection[str]) -> set[str]:
         """Return those of the files to send that belong to checkpoints that were replaced since they were verified."""
         replaced = set()
         for checkpoint, (found, _) in self._verified.items():
             if manifest.fingerprint(self.folder / checkpoint) != found:
                 replaced.add(checkpoint)
-        return _files_of(replaced, left)
+        return _files_of(replaced, unsent)
 
-    def _find_early_states(self, unsent: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> set[str]:
-        """Return the names of the state files that wait: their latest checkpoint is `unsent`, and not in the bucket."""
+    def _find_early_states(self, unverified: Collection[str], state_files: StateFiles) -> set[str]:
+        """Return the names of the state files that must wait: files of their latest checkpoint are `unverified`, and
+        the bucket does not have this checkpoint.
+        """
         waiting = set()
-        checkpoints = set(map(layout.checkpoint_of, unsent))
-        for name, (_, data) in states.items():
+        checkpoints = set(map(layout.checkpoint_of, unverified))
+        for name, (_, data) in state_files.items():
             if os.path.basename(name) != STATE_FILE:
                 continue
             state = layout.parse_state(data)
@@ -255,33 +264,37 @@ class Uploader:
             return copy
         return self.folder / name
 
-    def _note_attempts(self, names: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
-        """Note that files are about to be sent: one that is killed may have sent them, and does not know the mark."""
+    def _note_attempts(self, names: Collection[str], state_files: StateFiles) -> None:
+        """Note that files are about to be sent: if this process is killed, the bucket may have them, and nobody here
+        knows their mark.
+        """
         for name in names:
-            size = self._size_to_send(name, states)
-            self._note.files[name] = self._version_after(name, size)
+            size = self._size_to_send(name, state_files)
+            self._note.files[name] = self._version_until_answer(name, size)
         if names:
             self._note.save(self.folder)
 
-    def _size_to_send(self, name: str, states: Mapping[str, tuple[list[Any], bytes]]) -> int | None:
-        """Return how many bytes are sent; None: that shows when they are, since the disk had no room for a copy."""
-        if name in states:
-            _, data = states[name]
+    def _size_to_send(self, name: str, state_files: StateFiles) -> int | None:
+        """Return how many bytes are going to be sent; None: not known, because the disk had no room for a copy, and the
+        file itself may grow.
+        """
+        if name in state_files:
+            _, data = state_files[name]
             return len(data)
         source = self._choose_source(name)
         if source == self.folder / name:
             return None
         return source.stat().st_size
 
-    def _version_after(self, name: str, size: int | None) -> Version:
-        """Return the version of an object that is noted before `size` bytes are sent, until the answer comes."""
+    def _version_until_answer(self, name: str, size: int | None) -> Version:
+        """Return the version to note for an object before `size` bytes are sent. It counts until the answer comes."""
         noted = self._note.files.get(name)
         if noted is None:
             return Version(size, None)
         is_answered = noted.time is not None or noted.is_fetched
         if is_answered:
             return Version(size, None, noted.mark)
-        # The answer to an earlier attempt did not come. It may have arrived, or arrive later.
+        # No answer came to an earlier attempt. The attempt may have arrived, or arrive later.
         mark = noted.mark
         with suppress(FileNotFoundError):
             info = self._store.fs.info(name)
@@ -290,20 +303,20 @@ class Uploader:
         sizes = list(dict.fromkeys([*noted.unanswered, noted.bytes]))  # each once, in their order
         return Version(size, None, mark, unanswered=tuple(sizes[-MAX_ATTEMPTS:]))
 
-    def _send_file(self, name: str, found: list[Any], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
+    def _send_file(self, name: str, noticed_fingerprint: list[Any], state_files: StateFiles) -> None:
         """Send a file, and note it.
 
         Args:
-          found: its fingerprint when it was found to have changed.
+          noticed_fingerprint: the fingerprint with which the file was found to have changed.
         """
         self.lease.check()
-        if name in states:
-            found, data = states[name]  # it may have changed since
+        if name in state_files:
+            noticed_fingerprint, data = state_files[name]  # it may have changed since
             self._store.fs.pipe_file(name, data)
         else:
             self._store.fs.put_file(str(self._choose_source(name)), name)  # it may have changed: then it is sent again
         mark = mark_of(self._store.fs.info(name))
-        size, time_of_change = found
+        size, time_of_change = noticed_fingerprint
         unanswered = self._note.files[name].unanswered
         self._note.files[name] = Version(size, time_of_change, mark, unanswered=unanswered)
         self._note.save(self.folder)
@@ -332,21 +345,22 @@ def _files_of(checkpoints: Collection[str | None], names: Collection[str]) -> se
 class Courier:
     """Carries the messages of `runner.launch.rendezvous` between the folders of the hosts of a cluster, by the bucket.
 
-    Each is delivered after what it is about, so that every start of the tasks begins from what the bucket has: `gather`
-    after this host has sent what it has, the last answer after the chief has, too, and `go` after this host has fetched
-    it. So the supervisors wait for the files, and not for the bucket.
+    A message is delivered after the files that it is about, so that every start of the tasks begins from what the
+    bucket has. A call `gather` is delivered after this host has sent its files, the last answer after the chief has
+    sent its files, too, and a call `go` after this host has fetched them. So the supervisors, which wait for the
+    messages, need not know of the bucket.
     """
 
     def __init__(self, uploader: Uploader) -> None:
         self._uploader = uploader
         self._store = uploader.lease.store
         self._folder = uploader.folder / LEASES
-        self._place = ALONE
+        self._cluster_place = ALONE
         if not uploader.is_chief:
-            self._place = Cluster(**uploader.lease.facts)
-        self._marks: dict[str, str] = {}  # name -> mark of each message that was delivered
-        self._answered: dict[str, tuple[str, int]] = {}  # name -> run and generation that each answer is to
-        self._said: dict[Path, bytes] = {}
+            self._cluster_place = Cluster(**uploader.lease.facts)
+        self._delivered_marks: dict[str, str] = {}  # name -> mark of each message that was delivered
+        self._answers: dict[str, tuple[str, int]] = {}  # name -> run and generation that each answer is to
+        self._sent: dict[Path, bytes] = {}
 
     def say(self) -> None:
         """Send the messages of this host that are new.
@@ -355,13 +369,13 @@ class Courier:
           LeaseLostError: another run has taken over.
           OSError, and errors of the store: the next call tries again.
         """
-        own = CALL_FILE if self._uploader.is_chief else f"{PEERS_FOLDER}/*.json"
-        for path in self._folder.glob(own):
+        pattern = CALL_FILE if self._uploader.is_chief else f"{PEERS_FOLDER}/*.json"
+        for path in self._folder.glob(pattern):
             data = path.read_bytes()
-            if data != self._said.get(path):
+            if data != self._sent.get(path):
                 self._uploader.lease.check()
                 self._store.fs.pipe_file(os.path.relpath(path, self._uploader.folder), data)
-                self._said[path] = data
+                self._sent[path] = data
 
     def hear(self) -> None:
         """Deliver the messages of others that are new.
@@ -372,7 +386,7 @@ class Courier:
         changed = {}
         for path, info in self._messages_of_others().items():
             mark = mark_of(info)
-            if self._marks.get(path) != mark:
+            if self._delivered_marks.get(path) != mark:
                 changed[path] = mark
         if not changed:
             return
@@ -383,7 +397,7 @@ class Courier:
         else:
             (call,) = new.values()
             self._heed_call(call)
-        self._marks.update(changed)
+        self._delivered_marks.update(changed)
 
     def _messages_of_others(self) -> dict[str, Mapping[str, Any]]:
         """Return name -> what the store says of each. A worker looks at the chief's alone: if each listed the
@@ -398,14 +412,15 @@ class Courier:
         return {}
 
     def _deliver_answers(self, new: Mapping[str, bytes]) -> None:
-        """On the chief: deliver the new answers. Before the last of all, send what is here; a checkpoint without the
-        input state of a worker, which was lost with its machine, then gives way to the one in the bucket.
+        """On the chief: deliver the new answers. If the last of all is among them, send what is here first. A
+        checkpoint that still waits for the input state of a worker, which was lost with its machine, is then replaced
+        by the one in the bucket.
         """
         call = json.loads((self._folder / CALL_FILE).read_bytes())
         for name, data in new.items():
             answer = json.loads(data)
-            self._answered[name] = (answer["run"], answer["generation"])
-        answered = list(self._answered.values())
+            self._answers[name] = (answer["run"], answer["generation"])
+        answered = list(self._answers.values())
         num_answers = answered.count((call["run"], call["generation"]))
         num_tasks = sum(map(len, call["tasks"].values()))
         have_all_answered = num_answers >= num_tasks - 1  # all but the chief
@@ -416,32 +431,35 @@ class Courier:
             write_atomically(self._uploader.folder / name, data)
 
     def _heed_call(self, data: bytes) -> None:
-        """On another host: do what the chief's call asks for, and deliver it. Another cluster's asks nothing of it."""
+        """On another host: do what the chief's call asks for, and deliver it. A call in which this host has no place is
+        of another cluster, and is only delivered.
+        """
         uploader = self._uploader
         path = self._folder / CALL_FILE
         call = json.loads(data)
-        if not self._place.is_in(call.get("tasks", {})):
+        if not self._cluster_place.is_in(call.get("tasks", {})):
             write_atomically(path, data)
             return
         phase = call["phase"]
         number = self._store.highest()
         lease = Lease(self._store, number, self._store.lease(number))
-        before = uploader.lease
-        # Others took over while this process was stopped; only a call to gather means it, too.
-        is_passed = before.number not in (0, lease.number) and phase != "gather"
-        if is_passed and phase == "go":
-            return  # it does not mean this process
+        own_lease = uploader.lease
+        # The call comes from another lease than the one that this process has followed: others took the URL over while
+        # it was stopped. Only a call to gather asks it to join them.
+        was_passed_over = own_lease.number not in (0, lease.number) and phase != "gather"
+        if was_passed_over and phase == "go":
+            return
         if self._is_new(call):
             if phase == "go":
                 uploader.fetch()
-            elif phase == "gather" and before.number:
-                has_moved = before.facts.get("folder") != lease.facts.get("folder")
+            elif phase == "gather" and own_lease.number:
+                has_moved = own_lease.facts.get("folder") != lease.facts.get("folder")
                 if has_moved:  # the chief has continued elsewhere, from what the bucket has
                     uploader.fetch(None)
-            uploader.lease = lease
+            uploader.lease = lease  # under which this host sends
             if phase == "gather":
                 self._send_all()
-        uploader.lease = before if is_passed else lease
+        uploader.lease = own_lease if was_passed_over else lease
         write_atomically(path, data)
 
     def _is_new(self, call: Mapping[str, Any]) -> bool:
@@ -478,38 +496,40 @@ def send_changes(folder: Path, lease: Lease, is_last: threading.Event, *, is_alo
 
 
 def _send_until_last(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> int | None:
-    """As in `send_changes`; None: nothing more may be sent."""
+    """Do what `send_changes` says, and return its exit code; None: nothing more may be sent, because another run has
+    the lease, or the folder is gone.
+    """
     courier = Courier(uploader)
     is_behind = False
-    sends_at = 0.0
+    next_send_at = 0.0
     while True:
-        ends = is_last.is_set()
-        wait = _secs_between_looks(uploader, ends=ends)
-        is_due = ends or time.monotonic() >= sends_at
+        is_ending = is_last.is_set()
+        wait_secs = _secs_between_looks(uploader, is_ending=is_ending)
+        is_due = is_ending or time.monotonic() >= next_send_at
         try:
             is_all = _exchange(uploader, courier, is_due=is_due)
             waits_for_others = bool(uploader.held) and not is_alone
-            if ends and is_all and not waits_for_others:
+            if is_ending and is_all and not waits_for_others:
                 return _code_of_end(uploader)
             if is_due:
-                sends_at = time.monotonic() + PERIOD_SECS
+                next_send_at = time.monotonic() + PERIOD_SECS
             is_behind = False
         except (LeaseLostError, FolderLostError) as error:
-            waits_for_the_chief = isinstance(error, LeaseLostError) and not uploader.is_chief and not ends
+            waits_for_the_chief = isinstance(error, LeaseLostError) and not uploader.is_chief and not is_ending
             if not waits_for_the_chief:
                 say(f"remote: {error}")
                 return None
-            wait = RETRY_SECS
-        except Exception as error:  # the store is away, full, or refuses: it is tried again
-            if not is_behind:
+            wait_secs = RETRY_SECS
+        except Exception as error:  # the store is away, full, or refuses: try again
+            if not is_behind:  # say it once
                 what = f"training continues; {uploader.lease.store.url} is behind the folder {uploader.folder}"
                 say(f"remote: {describe(error)} ({what})")
             is_behind = True
-            wait = RETRY_SECS
-        if ends:
-            time.sleep(wait)
+            wait_secs = RETRY_SECS
+        if is_ending:
+            time.sleep(wait_secs)
         else:
-            is_last.wait(wait)
+            is_last.wait(wait_secs)
 
 
 def _exchange(uploader: Uploader, courier: Courier, *, is_due: bool) -> bool:
@@ -520,8 +540,8 @@ def _exchange(uploader: Uploader, courier: Courier, *, is_due: bool) -> bool:
     return is_due and uploader.send(courier.say)
 
 
-def _secs_between_looks(uploader: Uploader, *, ends: bool) -> float:
-    if ends:
+def _secs_between_looks(uploader: Uploader, *, is_ending: bool) -> float:
+    if is_ending:
         return GLANCE_SECS
     if uploader.has_others:
         return RETRY_SECS
@@ -587,7 +607,7 @@ def _take_lease(folder: Path) -> Lease:
 def _end_with_starter(lease: Lease, is_last: threading.Event, secs: float) -> None:
     """Set `is_last` when the process that started this one says so or ends; `secs` later end this process."""
 
-    def heed(line: str) -> None:
+    def on_line(line: str) -> None:
         if line:
             return
         is_last.set()
@@ -597,7 +617,7 @@ def _end_with_starter(lease: Lease, is_last: threading.Event, secs: float) -> No
         lease.end()
         os._exit(NOT_ALL)  # a file may be under way
 
-    heed_starter(heed)
+    heed_starter(on_line)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Descriptors(NamedTuple):
     stdout: int = 1
     stderr: int = 2
 
-    def named_in(self, env: Mapping[str, str]) -> dict[str, str]:
+    def added_to(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment `env` of a child, with the variables that name its descriptors."""
         return {**env, LIFELINE: str(self.lifeline), HEARTBEAT: str(self.heartbeat)}
 
@@ -122,7 +122,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors
     stderr = None if descriptors.stderr == 2 else descriptors.stderr
     return subprocess.Popen(
         list(argv),
-        env=descriptors.named_in(env),
+        env=descriptors.added_to(env),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -139,20 +139,21 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
         terminal.
       spawn: starts it; that of a task server forks it.
     """
-    puts: Sequence[Callable[[str], None]] = (_print_line, say) if prefix else ()
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        lifeline, write_end = pipe(theirs, ours)
+    # With a prefix the child's stdout and stderr are pipes, which this process reads, and prints line by line.
+    line_printers: Sequence[Callable[[str], None]] = (_print_line, say) if prefix else ()
+    with contextlib.ExitStack() as child_ends, contextlib.ExitStack() as own_ends:
+        lifeline, lifeline_write_end = pipe(child_ends, own_ends)
         if SCREEN in env:
-            theirs.callback(os.close, int(env[SCREEN]))
-        heard, heartbeat = pipe(ours, theirs)
-        outputs = [pipe(ours, theirs) for _ in puts]
+            child_ends.callback(os.close, int(env[SCREEN]))
+        heartbeat_source, heartbeat = pipe(own_ends, child_ends)
+        outputs = [pipe(own_ends, child_ends) for _ in line_printers]
         write_ends = [end for _, end in outputs]
         child = spawn(argv, env, Descriptors(lifeline, heartbeat, *write_ends))
-        ours.pop_all()
+        own_ends.pop_all()  # these stay open; `with` closes the child's
     # newline: a progress bar's carriage returns are no ends of lines.
     sources = [os.fdopen(source, encoding="utf-8", errors="replace", newline="\n") for source, _ in outputs]
-    pumps = [start_pump(source, put, prefix) for source, put in zip(sources, puts, strict=True)]
-    return Process(child, write_end, HeartbeatMonitor(heard), pumps)
+    pumps = [start_pump(source, put, prefix) for source, put in zip(sources, line_printers, strict=True)]
+    return Process(child, lifeline_write_end, HeartbeatMonitor(heartbeat_source), pumps)
 
 
 def _print_line(line: str) -> None:
@@ -161,11 +162,15 @@ def _print_line(line: str) -> None:
 
 
 def pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
-    """Return the ends of a new pipe, each of which its stack closes."""
-    source, end = os.pipe()
+    """Return (end to read, end to write) of a new pipe.
+
+    Args:
+      reads, writes: close the end to read, and the end to write.
+    """
+    source, write_end = os.pipe()
     reads.callback(os.close, source)
-    writes.callback(os.close, end)
-    return source, end
+    writes.callback(os.close, write_end)
+    return source, write_end
 
 
 GRACE_SECS = 60.0
@@ -188,46 +193,52 @@ class Watchdog:
     """
 
     def __init__(self, lifeline: int, grace_secs: float) -> None:
-        self._has_work = mmap.mmap(-1, 1)  # shared with the watchdog
+        self._has_work = mmap.mmap(-1, 1)  # one byte of memory, 0 or 1, that is shared with the watchdog
         if lifeline < 0:
             return
         task = os.getpid()
-        ended = _open_pidfd()
+        task_pidfd = _open_pidfd()
         # Fork before TensorFlow is used, and usually before it is imported, while this process has one thread.
         watchdog = os.fork()
         if watchdog == 0:
             try:
-                _detach(keep=(lifeline, ended))
-                self._watch(task, lifeline, ended, grace_secs)
+                _detach(keep=(lifeline, task_pidfd))
+                self._watch(task, lifeline, task_pidfd, grace_secs)
             finally:
                 os._exit(0)
-        if ended >= 0:
-            os.close(ended)
+        if task_pidfd >= 0:
+            os.close(task_pidfd)
         os.set_inheritable(lifeline, False)  # processes that the child starts must not inherit it
-        stand_in = (watchdog, lifeline, grace_secs)
-        threading.Thread(target=_watch_lifeline, args=stand_in, daemon=True, name="lifeline").start()
+        # If the watchdog is killed, a thread of this process does its work.
+        lifeline_args = (watchdog, lifeline, grace_secs)
+        threading.Thread(target=_watch_lifeline, args=lifeline_args, daemon=True, name="lifeline").start()
 
     def note_work(self) -> None:
         """Report that from now on there is something to save, so that the whole grace period is given."""
         self._has_work[0] = 1
 
-    def _watch(self, task: int, lifeline: int, ended: int, grace_secs: float) -> None:
-        """Run the watchdog until the task or its parent ends."""
-        waits = select.poll()
-        waits.register(lifeline, select.POLLIN)
-        if ended >= 0:
-            waits.register(ended, select.POLLIN)
-        # Without a descriptor that tells when the task has ended, look from time to time.
-        timeout_ms = None if ended >= 0 else 1000 * _GLANCE_SECS
-        while not waits.poll(timeout_ms):
+    def _watch(self, task: int, lifeline: int, task_pidfd: int, grace_secs: float) -> None:
+        """In the watchdog's process: wait until the task or its parent ends. If the parent does, ask the task to stop,
+        and after the grace period kill its process group, to which this process belongs.
+
+        Args:
+          task_pidfd: readable when the task has ended; -1: the system has no such descriptors.
+        """
+        poll = select.poll()
+        poll.register(lifeline, select.POLLIN)
+        if task_pidfd >= 0:
+            poll.register(task_pidfd, select.POLLIN)
+        # Without a pidfd, look from time to time whether the task has ended: this process then has another parent.
+        timeout_ms = None if task_pidfd >= 0 else 1000 * _GLANCE_SECS
+        while not poll.poll(timeout_ms):
             if os.getppid() != task:
                 return
-        if _has_ended(task, ended, 0):
+        if _has_ended(task, task_pidfd, 0):
             return  # the parent lives, and will end processes that the task may have left behind
         with contextlib.suppress(ProcessLookupError):
             os.kill(task, signal.SIGTERM)
         orphaned = time.monotonic()
-        while not _has_ended(task, ended, _GLANCE_SECS):
+        while not _has_ended(task, task_pidfd, _GLANCE_SECS):
             grace = grace_secs if self._has_work[0] else min(grace_secs, IDLE_GRACE_SECS)
             if time.monotonic() - orphaned > grace:
                 break
@@ -264,9 +275,10 @@ _GLANCE_SECS = 0.2
 
 def _watch_lifeline(watchdog: int, lifeline: int, grace_secs: float) -> None:
     """Do the watchdog's work in a thread of the task, if the watchdog was killed."""
-    while os.read(lifeline, 1):
+    while os.read(lifeline, 1):  # until the parent dies
         pass
-    # A live watchdog kills this process as well. Checking once is not enough: it may be killed just after the check.
+    # Wait for the end of the watchdog. If it lives, it kills this process and so this thread. To check once whether it
+    # lives is not enough, because it may be killed just after the check.
     with contextlib.suppress(ChildProcessError):  # it has been waited for already
         os.waitpid(watchdog, 0)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -292,14 +304,14 @@ def _has_ended(task: int, pidfd: int, secs: float) -> bool:
 
 
 def _detach(keep: Sequence[int]) -> None:
-    """Release everything inherited from the task: signals, output, files."""
+    """In the watchdog's process: release all that it has of the task: signals, output, and all files but `keep`."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
     kept = sorted(descriptor for descriptor in keep if descriptor >= 0)
-    first = 3
+    first = 3  # of the range of descriptors to close next; the ranges lie between those that are kept
     for descriptor in kept:
         os.closerange(first, descriptor)
         first = descriptor + 1
@@ -312,7 +324,8 @@ def start_pump(source: IO[str], put: Callable[[str], None], prefix: str = "") ->
     def copy() -> None:
         with source:
             for line in source:
-                # Our own output may be closed, or lack a letter. The child goes on, and with it what it has started.
+                # This process's output may be closed, or its encoding may lack a letter. Go on reading even so, because
+                # the child would block on a full pipe.
                 with contextlib.suppress(OSError, ValueError):
                     put(prefix + line.rstrip("\n"))
 

@@ -86,32 +86,32 @@ class PlainProgress(Progress):
         self._period_secs = period_secs
         self._clock = clock
         self._pace = _Pace(None)
-        self._said_at: float | None = None
-        self._unsaid: list[str] = []
-        self._counted: tuple[str, int] = ("", 0)
-        self._counted_at = 0.0
+        self._printed_at: float | None = None
+        self._unprinted: list[str] = []  # the last state of training, or nothing if it was printed
+        self._counted: tuple[str, int] = ("", 0)  # the arguments of the last `count`
+        self._counted_at = 0.0  # when a line of the current count was printed, or the count began
 
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
         self._pace = _Pace(total_steps, epochs)
-        self._said_at = None
-        self._unsaid = []
+        self._printed_at = None
+        self._unprinted = []
 
     def update(self, loop: LoopReport) -> None:
-        facts = self._pace.facts(loop)  # before the time that is left, for which it counts the speed
+        facts = self._pace.facts(loop)  # before `time_left`, which uses the speed that `facts` averages
         epoch = self._pace.epoch(loop.step)
         left = self._pace.time_left(loop.step)
-        self._unsaid = ["  ".join([self._pace.reached(loop.step), *epoch, *facts, *left])]
+        self._unprinted = ["  ".join([self._pace.reached(loop.step), *epoch, *facts, *left])]
         now = self._clock()
-        if self._said_at is None or now - self._said_at >= self._period_secs:
-            self._said_at = now
+        if self._printed_at is None or now - self._printed_at >= self._period_secs:
+            self._printed_at = now
             self._say()
 
     def count(self, what: str, examples: int) -> None:
         now = self._clock()
         last_what, last_examples = self._counted
         self._counted = (what, examples)
-        if what != last_what or examples < last_examples:
-            self._counted_at = now  # a new evaluation: print nothing if it ends within one period
+        if what != last_what or examples < last_examples:  # another evaluation has begun
+            self._counted_at = now  # print nothing if it ends within one period
         elif now - self._counted_at >= self._period_secs:
             self._counted_at = now
             self._say(f"{what}: {examples:,} examples")
@@ -124,9 +124,9 @@ class PlainProgress(Progress):
 
     def _say(self, *texts: str) -> None:
         """Print the last state if it was not printed yet, and then `texts`."""
-        for text in (*self._unsaid, *texts):
+        for text in (*self._unprinted, *texts):
             print(text, file=self._stream, flush=True)
-        self._unsaid = []
+        self._unprinted = []
 
 
 class RichProgress(Progress):
@@ -145,8 +145,8 @@ class RichProgress(Progress):
         self._step = 0
         self._facts: Sequence[str] = ()
         self._began = 0.0
-        self._counted: tuple[str, int, float] | None = None
-        self._phases: list[tuple[str, float]] = []
+        self._counted: tuple[str, int, float] | None = None  # what is counted, its examples so far, when it began
+        self._phases: list[tuple[str, float]] = []  # (name, when it began) of each open phase, the innermost last
         self._spinner = Spinner("dots")
 
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
@@ -192,7 +192,7 @@ class RichProgress(Progress):
         self._counted = None
         self._phases = []
         if self._live is not None:
-            self._live.transient = self._bar is None
+            self._live.transient = self._bar is None  # the lines of training stay on the screen
             self._live.stop()
         self._live = None
         self._bar = None
@@ -201,7 +201,7 @@ class RichProgress(Progress):
         """Show the live lines; `at_once` redraws them if they are shown already."""
         if self._live is None:
             self._live = Live(
-                get_renderable=self._lines,
+                get_renderable=self._build_live_lines,
                 console=self._console,
                 refresh_per_second=5,
                 redirect_stdout=self._console.is_terminal,
@@ -211,10 +211,13 @@ class RichProgress(Progress):
         elif at_once:
             self._live.refresh()
 
-    def _lines(self) -> RenderableType:
+    def _build_live_lines(self) -> RenderableType:
+        """Return what the live display shows: the lines of training, if it has begun, and below them a spinner with the
+        count or else the innermost phase.
+        """
         lines: list[RenderableType] = []
         if self._bar is not None:
-            lines += self._lines_of_training(self._bar)
+            lines += self._build_training_lines(self._bar)
         now = self._clock()
         if self._counted is not None:
             what, examples, began = self._counted
@@ -223,10 +226,10 @@ class RichProgress(Progress):
         elif self._phases:
             name, began = self._phases[-1]
             passed = format_secs(now - began)
-            lines.append(self._spinner_line(f"{_PHASES.get(name, name)}  {passed}"))
+            lines.append(self._spinner_line(f"{_PHASE_TEXTS.get(name, name)}  {passed}"))
         return Group(*lines)
 
-    def _lines_of_training(self, bar: ProgressBar) -> list[RenderableType]:
+    def _build_training_lines(self, bar: ProgressBar) -> list[RenderableType]:
         """Return the line with the progress bar, and the lines with the facts below it."""
         place = "  ".join([*self._pace.epoch(self._step), self._pace.reached(self._step)])
         passed = format_secs(self._clock() - self._began)
@@ -236,7 +239,7 @@ class RichProgress(Progress):
             first.add_row(place, bar, times)
         else:
             first.add_row(place, "", times)
-        below = [Text(line) for line in _filled(self._facts, self._console.width)]
+        below = [Text(line) for line in _fill_lines(self._facts, self._console.width)]
         return [first, *below]
 
     def _spinner_line(self, text: str) -> RenderableType:
@@ -244,7 +247,7 @@ class RichProgress(Progress):
         return self._spinner
 
 
-_PHASES = {
+_PHASE_TEXTS = {
     "import": "importing TensorFlow",
     "build": "building the input and the model",
     "trace": "tracing the graph",
@@ -257,21 +260,21 @@ _PHASES = {
 """Phase of the journal -> its text on the screen."""
 
 
-def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
+def _fill_lines(facts: Sequence[str], width: int, separator: str = "  ") -> list[str]:
     """Join the facts into lines of up to `width` characters, without splitting a fact.
 
     Args:
       facts: the facts.
       width: the width.
-      between: separates two facts. At the end of a line that another line follows, it stands without its spaces.
+      separator: stands between two facts. At the end of a line that another line follows, it has no spaces.
     """
-    mark = between.rstrip()  # such as a comma
-    spaces = between[len(mark) :]
+    sign = separator.rstrip()  # such as a comma
+    spaces = separator[len(sign) :]
     lines: list[str] = []
     for number, fact in enumerate(facts, start=1):
         text = fact
         if number < len(facts):
-            text += mark
+            text += sign
         if lines and len(lines[-1]) + len(spaces) + len(text) <= width:
             lines[-1] += spaces + text
         else:
@@ -309,14 +312,16 @@ class _Pace:
         self._examples_per_sec = 0.0
 
     def facts(self, loop: LoopReport) -> list[str]:
-        """Return loss, logged values, steps/s and examples/s, as far as they are known."""
+        """Count one more loop in the average speeds. Return loss, logged values, steps/s and examples/s, as far as they
+        are known.
+        """
         self._updates += 1
         numbers = [f"loss {loop.loss:.4g}"]
         for name, value in loop.logged.items():
             numbers.append(f"{name} {value:.4g}")
         if self._updates == 1:  # the first loop traces the graph, so its speed is not representative
             return numbers
-        weight = 1.0 if self._updates == 2 else 0.3
+        weight = 1.0 if self._updates == 2 else 0.3  # of this loop in the average; the second loop is the first counted
         self._steps_per_sec += weight * (loop.steps_per_sec - self._steps_per_sec)
         self._examples_per_sec += weight * (loop.examples_per_sec - self._examples_per_sec)
         steps_per_sec = format_number(round(self._steps_per_sec, 1))
@@ -362,13 +367,13 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
     rows = [*_summary_rows(summary), ("model_dir", model_dir)]
     if stream.isatty() and not prefix:
         width_of_names = max(len(name) for name, _ in rows)
-        room = terminal_width(stream) - width_of_names - 2
-        filled = []
+        max_value_width = terminal_width(stream) - width_of_names - 2
+        wrapped_rows = []
         for name, value in rows:
-            lines = _filled(value.split(", "), room, ", ")
-            filled.append((name, "\n".join(lines)))
+            lines = _fill_lines(value.split(", "), max_value_width, ", ")
+            wrapped_rows.append((name, "\n".join(lines)))
         table = Table(Column(style="bold"), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
-        _print_rich(table, filled, stream)
+        _print_rich(table, wrapped_rows, stream)
     else:
         for name, value in rows:
             print(f"{prefix}{name}: {value}", file=stream)
@@ -376,7 +381,7 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
 
 
 def print_job(summary: Mapping[str, Any], model_dir: str, prefix: str = "") -> None:
-    """Print the end of a sweep's job in two lines, and what happened to this job alone.
+    """Print the end of a sweep's job: two lines, and between them the rows of the summary that concern this job alone.
 
     Args:
       prefix: precedes each line, if several jobs run at a time.
@@ -387,7 +392,7 @@ def print_job(summary: Mapping[str, Any], model_dir: str, prefix: str = "") -> N
     phases = summary.get("phases") or {}
     facts.append(_format_short(sum(phases.values())))
     lines = [f"{rows['status']}: {', '.join(facts)}"]
-    lines += [f"{name}: {rows[name]}" for name in _OF_ONE_JOB if name in rows]
+    lines += [f"{name}: {rows[name]}" for name in _ROWS_OF_A_JOB if name in rows]
     lines.append(f"model_dir: {model_dir}")
     for line in lines:
         print(f"{prefix}{line}")
@@ -395,9 +400,13 @@ def print_job(summary: Mapping[str, Any], model_dir: str, prefix: str = "") -> N
 
 
 def print_common(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Print what is the same for all jobs of a sweep."""
+    """Print those of `_ROWS_COMMON_TO_JOBS` that are the same for all jobs of a sweep.
+
+    Args:
+      summaries: the summaries of the jobs.
+    """
     rows = [dict(_summary_rows(summary)) for summary in summaries]
-    for name in _OF_ALL_JOBS:
+    for name in _ROWS_COMMON_TO_JOBS:
         values = {row.get(name) for row in rows}
         if len(values) == 1 and values != {None}:
             print(f"{name}: {values.pop()}")
@@ -462,7 +471,7 @@ def print_table(
       have `_` for spaces.
     """
     stream = stream or sys.stdout
-    texts = [list(map(_text_of, row)) for row in rows[:max_rows]]
+    texts = [list(map(_cell_text, row)) for row in rows[:max_rows]]
     if stream.isatty():
         _print_with_lines(title, headers, texts, stream)
     else:
@@ -475,6 +484,7 @@ def print_table(
 
 
 def _print_with_lines(title: str, headers: Sequence[str], texts: Sequence[Sequence[str]], stream: IO[str]) -> None:
+    """Print a table with lines around its cells, for a terminal. `texts` are the rows."""
     table = Table(title=title, title_justify="left", show_header=any(headers))
     for name, *cells in zip(headers, *texts, strict=True):
         side: Literal["left", "right"] = "right" if _are_numbers(cells) else "left"
@@ -483,6 +493,7 @@ def _print_with_lines(title: str, headers: Sequence[str], texts: Sequence[Sequen
 
 
 def _print_aligned(title: str, headers: Sequence[str], texts: Sequence[Sequence[str]], stream: IO[str]) -> None:
+    """Print a table as columns that are padded with spaces. `texts` are the rows."""
     padded_columns = []
     for column in zip(headers, *texts, strict=True):
         width = max(map(len, column))
@@ -500,7 +511,8 @@ def _are_numbers(cells: Sequence[str]) -> bool:
     return all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
-def _text_of(cell: Any) -> str:
+def _cell_text(cell: Any) -> str:
+    """Return how a cell of a table is printed."""
     if isinstance(cell, list):  # a shape
         sizes = [str(size) for size in cell]
         if cell and cell[0] is None:
@@ -542,7 +554,7 @@ def relative(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-_OF_ONE_JOB = (
+_ROWS_OF_A_JOB = (
     "best",
     "error",
     "asked to stop",
@@ -555,12 +567,12 @@ _OF_ONE_JOB = (
 )
 """Rows of a summary that the end of a sweep's job has, beside its metrics."""
 
-_OF_ALL_JOBS = ("strategy", "devices")
-"""Those that the end of a sweep has, where they are the same for all jobs."""
+_ROWS_COMMON_TO_JOBS = ("strategy", "devices")
+"""Rows that the end of a sweep has once, if they are the same for all jobs."""
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return (name, value) rows for the summary."""
+    """Return the (name, value) rows of a printed summary, without those that have no value."""
     rows: list[tuple[str, Any]] = [
         ("status", summary["status"]),
         ("error", summary.get("error")),
@@ -579,8 +591,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     rows += [
         ("lost workers", summary.get("lost_workers")),
         ("train.gradient_accumulation", summary.get("found_accumulation")),
-        ("input-bound", _input_bound(summary.get("input_bound"))),
-        ("time", _times(summary.get("phases") or {})),
+        ("input-bound", _input_bound_text(summary.get("input_bound"))),
+        ("time", _phase_times(summary.get("phases") or {})),
         ("slowest start", summary.get("slowest_start")),
         ("strategy", _strategy(summary)),
         ("devices", summary.get("devices")),
@@ -594,7 +606,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return [(name, str(value)) for name, value in rows if value]
 
 
-def _times(phases: Mapping[str, float]) -> str:
+def _phase_times(phases: Mapping[str, float]) -> str:
     """Return `import 2.9 s, train 12.3 s`, without what took no time."""
     return ", ".join(f"{name} {_format_short(secs)}" for name, secs in phases.items() if secs >= 0.05)
 
@@ -613,15 +625,15 @@ def _format_short(secs: float) -> str:
     return format_secs(secs) if secs >= 60 else f"{secs:.1f} s"
 
 
-_INPUT_BOUND = 0.05
+_MUCH_INPUT_SHARE = 0.05
 """Share of step time spent waiting for input above which the summary refers to the documentation."""
 
 
-def _input_bound(share: float | None) -> str | None:
+def _input_bound_text(share: float | None) -> str | None:
     """Return `38 %; what to do: runner --help training.md#input`; None if it was not measured."""
     if share is None:
         return None
     written = f"{100 * share:.0f} %"
-    if share > _INPUT_BOUND:
+    if share > _MUCH_INPUT_SHARE:
         written += "; what to do: runner --help training.md#input"
     return written

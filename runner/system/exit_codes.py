@@ -75,7 +75,7 @@ def code_of_error(error: Exception) -> int:
         return FAILED
     if isinstance(error, (*USER_ERRORS, BdbQuit)):
         return USER_ERROR
-    if not hasattr(error, BY_USER):
+    if not hasattr(error, BY_USER):  # raised outside of the user's functions, and of no kind that a user causes
         return FAILED
     is_environment = isinstance(error, StorageError) or type(error).__name__ in ENVIRONMENT_ERRORS
     return FAILED if is_environment or is_disk_full(error) else USER_ERROR
@@ -89,8 +89,8 @@ def is_loss(code: int) -> bool:
 def rank_of(code: int) -> int:
     """Return the rank of a task's exit code among those of its gang. The lowest rank is the likely cause of the others.
 
-    SIGKILL has the lowest rank, because no task sends it. A step without memory comes before other errors: what it
-    breaks off in other tasks may not look like a lost peer.
+    SIGKILL has the lowest rank, because no task sends it. A step that ran out of memory comes before other errors: it
+    breaks off the steps of other tasks, whose errors may not look like those of a lost peer.
     """
     ranks = {-signal.SIGKILL: 0, OUT_OF_MEMORY: 1, FAILED: 2, USER_ERROR: 2, INTERRUPTED: 3, PEER_LOST: 5}
     return ranks.get(code, 4)

@@ -19,8 +19,9 @@ from runner.system.standard_streams import say
 _T = TypeVar("_T")
 
 MODEL_SUMMARY_FILE = "model_summary.txt"
-MODEL_CARD_FILE = "README.md"
 """File in model_dir with readable tables of the model's variables and layers."""
+MODEL_CARD_FILE = "README.md"
+"""File in the folder of an exported model that describes it."""
 
 
 RUNNER_FILES = "runner_files"
@@ -177,7 +178,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
                 os.chmod(file.name, mode)
             try:
                 os.replace(file.name, path)
-            except IsADirectoryError:
+            except IsADirectoryError:  # somebody has made a folder in the file's place
                 set_aside(path, "a folder")
                 os.replace(file.name, path)
         except BaseException:
@@ -235,8 +236,8 @@ def remove(path: Path) -> None:
 
 
 def read_json(path: Path, *, is_kept: bool = False) -> dict[str, Any] | None:
-    """Return the JSON object in `path`; None if there is none. A file or folder without one is set aside: the run goes
-    on where its truth stands elsewhere.
+    """Return the JSON object in `path`; None if there is none. A file that holds something else, or a folder in its
+    place, is renamed (`set_aside`), so that the run goes on without it.
 
     Args:
       is_kept: a damaged file stays where it is, because the caller reports it.

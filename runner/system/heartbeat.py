@@ -53,7 +53,7 @@ class HeartbeatMonitor:
         self.wants_to_stop = False
         self._descriptor = descriptor
         self._clock = clock
-        self._heard = clock()  # so that a task that freezes before its first heartbeat is noticed, too
+        self._last_heard_at = clock()  # so that a task that freezes before its first heartbeat is noticed, too
 
     def silent_secs(self) -> float:
         """Return the seconds since the last heartbeat, or since the task was started."""
@@ -62,14 +62,14 @@ class HeartbeatMonitor:
                 heard = os.read(self._descriptor, 4096)
                 if not heard:  # the task has ended
                     break
-                self._heard = self._clock()
+                self._last_heard_at = self._clock()
                 if _STOP in heard:
                     self.wants_to_stop = True
-        return self._clock() - self._heard
+        return self._clock() - self._last_heard_at
 
     def forgive(self) -> None:
         """Start counting silent seconds anew, because heartbeats were not read for a while."""
-        self._heard = self._clock()
+        self._last_heard_at = self._clock()
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -22,7 +22,7 @@ def free_memory(process: Path = _PROCESS, groups: Path = _GROUPS) -> int:
     Args:
       process, groups: the kernel's folders about this process and about control groups (version 1 or 2).
     """
-    return min([int(psutil.virtual_memory().available), *_left_in_groups(process, groups)])
+    return min([int(psutil.virtual_memory().available), *_bytes_left_in_groups(process, groups)])
 
 
 def peak_beyond_now(process: Path = _PROCESS) -> int:
@@ -45,7 +45,7 @@ def _sizes_of(process: Path) -> dict[str, int]:
     return {}
 
 
-def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
+def _bytes_left_in_groups(process: Path, groups: Path) -> Iterator[int]:
     """Yield the remaining bytes of each control group of this process that has a limit."""
     try:
         lines = (process / "cgroup").read_text().splitlines()
@@ -53,7 +53,7 @@ def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
+        if not controllers:  # the line of version 2 names none
             files = _VERSION_2
             top = groups
         elif "memory" in controllers.split(","):
@@ -61,12 +61,12 @@ def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
             top = groups / "memory"
         else:
             continue
-        own = top / path.lstrip("/")
+        own_group = top / path.lstrip("/")
         # Limits of parent groups also apply. In a container the path may be the host's, which does not exist here.
-        for folder in (own, *own.parents):
-            left = _left_in(folder, files)
-            if left is not None:
-                yield left
+        for folder in (own_group, *own_group.parents):
+            bytes_left = _bytes_left_in(folder, files)
+            if bytes_left is not None:
+                yield bytes_left
             if folder == top:
                 break
 
@@ -88,7 +88,7 @@ _VERSION_1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "tota
 _VERSION_2 = _GroupFiles("memory.max", "memory.current", "(?:in)?active_file")
 
 
-def _left_in(group: Path, files: _GroupFiles) -> int | None:
+def _bytes_left_in(group: Path, files: _GroupFiles) -> int | None:
     """Return the bytes that a control group may still use; None: no limit. Cached file pages count as free, because the
     kernel reclaims them.
     """

@@ -25,8 +25,8 @@ class SecretList:
 
     Attributes:
       names: names of keys, as `words_of` returns them.
-      paths: full keys, in which a place in a list is a part: `model.params.urls.0`. Each has the values of variables
-        that are all that is secret of the text there; none: all of it is secret.
+      paths: full key, in which an index of a list is a part (`model.params.urls.0`) -> the values of environment
+        variables that are the only secrets in the text at this key; none: all of the text is secret.
       values: values of the environment variables that are listed.
     """
 
@@ -67,7 +67,7 @@ class SecretList:
         """Return a list with the entries of both."""
         paths = {**self.paths, **other.paths}
         for key in self.paths.keys() & other.paths.keys():
-            if self.paths[key] != other.paths[key]:
+            if self.paths[key] != other.paths[key]:  # then all of the text at the key is secret
                 paths[key] = frozenset()
         return SecretList(self.names | other.names, paths, self.values | other.values)
 
@@ -91,7 +91,9 @@ NO_LIST = SecretList()
 
 
 def _values_of(variables: Iterable[str], env: Mapping[str, str]) -> frozenset[str]:
-    """Return the values of environment variables, written as `$NAME`; none if one is not set, or too short to find."""
+    """Return the values of environment variables, written as `$NAME`. If a variable is not set, or its value is too
+    short to be searched for, return no values: then all of the text is secret.
+    """
     found = [env.get(name.strip().removeprefix("$"), "") for name in variables]
     if min(map(len, found)) < SHORTEST:
         return frozenset()
@@ -108,12 +110,12 @@ _secret_values: frozenset[str] = frozenset()
 """Values of environment variables that they list."""
 
 _hidden_for_now: list[SecretList] = []
-"""The lists of `hiding`, of any thread."""
+"""The lists of the contexts of `hiding` that are open, in any thread."""
 
 
 def extend_secrets(names: Iterable[str], env: Mapping[str, str] = os.environ) -> None:
-    """Let the messages of this process hide what the list `names` (`run.secrets`) has, and no earlier one. For what is
-    said before there is a config; what is recorded of a run is masked by the list of its config.
+    """Let the messages of this process hide what `names` (the value of `run.secrets`) list, instead of what earlier
+    calls have listed. This is for messages; what is recorded of a run is masked by the list of its own config.
     """
     global _also_secret, _secret_paths, _secret_values
     listed = SecretList.of(list(names), env)
@@ -163,13 +165,13 @@ def masked(tree: Any, listed: SecretList | None = None, at: str = "") -> Any:
       listed: what its config lists; None: what the configs of this process list.
       at: the key at which the tree is in its config.
     """
-    return _mask_tree(tree, _place_at(at, _or_list_of_process(listed)))
+    return _mask_tree(tree, _position_at(at, _or_list_of_process(listed)))
 
 
 def secrets_of(tree: Any, listed: SecretList | None = None, at: str = "") -> set[str]:
     """Return the values that `masked` hides, as texts; of a URL, its password. Arguments as of `masked`."""
-    place = _place_at(at, _or_list_of_process(listed))
-    found = place.listed.values.union(_secrets_in_tree(tree, place))
+    position = _position_at(at, _or_list_of_process(listed))
+    found = position.listed.values.union(_secrets_in_tree(tree, position))
     return {text for text in found if text.lower() not in NO_SECRETS}
 
 
@@ -189,11 +191,13 @@ def masked_override(text: str, listed: SecretList | None = None) -> str:
     if not equals or is_shown:
         return masked_in(text, listed.values)
     hidden = hidden_by(key, listed)
+    # The value is a text here, but a number in the config. Keys that hide only texts do not hide numbers.
     is_number = re.fullmatch(r"[-+\d.,e]+", value) is not None
     if object in hidden or (hidden and not is_number):
         return f"{key}={MASK}"
     if "{" in value:
-        # {user: me, password: x}: mask all of it, since parsing Hydra's grammar here would be complex
+        # {user: me, password: x}: if one of the keys inside is secret, mask the whole value, since parsing Hydra's
+        # grammar here would be complex.
         inner = re.findall(r"([\w.-]+)['\"]?\s*:", value)
         if any(hidden_by(f"{key}.{name}", listed) for name in inner):
             return f"{key}={MASK}"
@@ -232,6 +236,11 @@ def hidden_by(key: str, listed: SecretList | None = None) -> Types:
 
 
 def _hidden_by_names(key: str, names: frozenset[str]) -> Types:
+    """Return the types of values that the parts of a dotted key hide, each by itself.
+
+    Args:
+      names: listed names, as `words_of` returns them, which hide values of any type.
+    """
     hidden: Types = ()
     for part in key.split("."):
         words = words_of(part)
@@ -243,30 +252,32 @@ def _hidden_by_names(key: str, names: frozenset[str]) -> Types:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a value is in a config.
+class _ConfigPosition:
+    """The position of a value in a config, and what is known to be secret there.
 
     Attributes:
-      key: its full key.
-      hidden: types of values that the names down to it hide.
-      of_variables: the entry of its key, or one above, in the paths that the config lists; None: there is none.
+      key: the full key.
+      hidden: types of values that the names in the key hide.
+      variable_values: what `SecretList.paths` has for the key or one above it: these values are secret, or without any
+        all of the text; None: neither key is listed.
       listed: what the config lists.
     """
 
     key: str
     hidden: Types
-    of_variables: frozenset[str] | None
+    variable_values: frozenset[str] | None
     listed: SecretList
 
-    def below(self, part: object) -> _Place:
+    def below(self, part: object) -> _ConfigPosition:
+        """Return the position of the value under the key or index `part` of the mapping or list at this position."""
         key = f"{self.key}.{part}".removeprefix(".")
-        of_variables = self.of_variables
-        if of_variables is None:
-            of_variables = self.listed.at(key)
+        variable_values = self.variable_values
+        if variable_values is None:
+            variable_values = self.listed.at(key)
         hidden: Types = ()
         if key != LIST:
             hidden = self.hidden + _hidden_by_names(str(part), self.listed.names)
-        return _Place(key, hidden, of_variables, self.listed)
+        return _ConfigPosition(key, hidden, variable_values, self.listed)
 
     def hides(self, value: object) -> bool:
         """Report whether a value is secret as a whole, by a name or as that of a variable."""
@@ -280,57 +291,60 @@ class _Place:
             return None
         if self.hides(value):
             return MASK
-        if self.of_variables is not None and not self._is_of_variables(value):
+        if self.variable_values is not None and not self._is_of_variables(value):
             return MASK
         if not isinstance(value, str):
             return value
         secrets = self.listed.values
-        if self.of_variables is not None:
-            secrets |= self.of_variables
+        if self.variable_values is not None:
+            secrets |= self.variable_values
         return masked_in(value, secrets)
 
     def _is_of_variables(self, value: object) -> bool:
-        """Report whether a text has the values of its variables, which may have others since it was composed."""
-        if not self.of_variables:
+        """Report whether the value, as text, has the values of all its listed variables. It has not if a variable was
+        changed since the config was composed; then all of the text is masked.
+        """
+        if not self.variable_values:
             return False
         text = str(value)
-        return all(secret in text for secret in self.of_variables)
+        return all(secret in text for secret in self.variable_values)
 
     def secrets(self, value: object) -> Iterator[str]:
         """Yield what is secret of the value, as texts."""
+        # The entries of `run.secrets` name secrets and are none.
         is_entry = self.key.startswith(f"{LIST}.")
         if isinstance(value, bool) or value is None or is_entry:
             return
-        if self.of_variables is not None or self.hides(value):
+        if self.variable_values is not None or self.hides(value):
             yield str(value)
         elif isinstance(value, str):
             yield from secrets_in(value)
 
 
-def _place_at(at: str, listed: SecretList) -> _Place:
-    top = _Place("", (), None, listed)
+def _position_at(at: str, listed: SecretList) -> _ConfigPosition:
+    top = _ConfigPosition("", (), None, listed)
     return top.below(at) if at else top
 
 
-def _mask_tree(tree: Any, place: _Place) -> Any:
+def _mask_tree(tree: Any, position: _ConfigPosition) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _mask_tree(value, place.below(key)) for key, value in tree.items()}
+        return {key: _mask_tree(value, position.below(key)) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_mask_tree(value, place.below(number)) for number, value in enumerate(tree)]
-    return place.shown(tree)
+        return [_mask_tree(value, position.below(number)) for number, value in enumerate(tree)]
+    return position.shown(tree)
 
 
-def _secrets_in_tree(tree: Any, place: _Place) -> Iterator[str]:
+def _secrets_in_tree(tree: Any, position: _ConfigPosition) -> Iterator[str]:
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _secrets_in_tree(value, place.below(key))
+            yield from _secrets_in_tree(value, position.below(key))
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(tree):
-            yield from _secrets_in_tree(value, place.below(number))
+            yield from _secrets_in_tree(value, position.below(number))
     else:
-        yield from place.secrets(tree)
+        yield from position.secrets(tree)
 
 
 def _with_dots(key: str) -> str:
-    """Return a key of OmegaConf, `urls[0].user`, with the place in a list as a part."""
+    """Return a key of OmegaConf, `urls[0].user`, with the index of a list as a part: `urls.0.user`."""
     return re.sub(r"\[(\w+)\]", r".\1", key)

@@ -12,7 +12,8 @@ Types = tuple[type, ...]
 """Types of the values that a key hides: none (), texts (str,), or all (object,)."""
 
 LIST = "run.secrets"
-"""The key of the list. Its entries name secrets and are none: a command that is shown to be repeated needs them."""
+"""The key of the list of secrets. Its entries name secrets and are none themselves, so they are shown: whoever repeats
+a command that was shown needs them."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 

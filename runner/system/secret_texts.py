@@ -1,7 +1,7 @@
 """Secrets within a text: what is known to be secret, in each form in which programs write it, and what looks like one.
 
-Every form is found in a time that grows with the length of the text, also in one that was made to be slow: what
-precedes a secret is searched for, the secret is read from there, and the search goes on behind it.
+The time to find all forms grows in proportion to the length of the text, also for a text that was made to be slow:
+what precedes a secret is searched for, the secret is read from there, and the search goes on behind the secret.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ NO_SECRETS = frozenset({"", "null", "none", "true", "false", MASK})
 """Values, in lower case, that say nothing although they stand where a secret does."""
 
 REFERENCE = re.compile(r"[\"']?\$\{(?:[^{},]|\$\{[^{},]*\})*(?:, *(?:null|none|''|\"\"))?\}[\"']?", re.IGNORECASE)
-"""An interpolation without a default that is a secret, as it is written."""
+"""Matches an interpolation as it is written, without a default or with one that says nothing: `${oc.env:TOKEN}`,
+`${oc.env:TOKEN,null}`. It says where a secret is found, and is none itself.
+"""
 
 _SHORTEST_WITHIN = 8
-"""Least number of characters of base64 by which a secret is found within a longer text that was encoded."""
+"""Least number of characters of base64 that are searched for, when the secret is a part of a longer text that was
+encoded as a whole.
+"""
 
 _END = r"\s\"'<>"
 
@@ -36,7 +40,7 @@ _NAMES_A_PARAMETER = re.compile(r"(?:.*[-_])?(?:sig|signature)|key|code", re.IGN
 """Names that are secret in the address of a request, such as those of Google, Azure and Amazon."""
 
 
-def _is_any(name: str, value: str) -> bool:
+def _is_always_secret(name: str, value: str) -> bool:
     return True
 
 
@@ -44,17 +48,17 @@ class _Form(NamedTuple):
     """A form in which texts have secrets.
 
     Attributes:
-      opening: what precedes the secret. Its group `name`, if it has one, must name a secret.
-      secret: the secret, as it follows; its group `secret` if it has one.
-      is_secret: whether a name in `opening`, with the value that follows, is that of a secret.
+      opening: matches what precedes the secret. Its group `name`, if it has one, must name a secret.
+      secret: matches what follows. The secret is its group `secret`, or without one the whole match.
+      is_secret: reports whether a value is a secret, from (the group `name` of `opening` or '', the value).
     """
 
     opening: re.Pattern[str]
     secret: re.Pattern[str]
-    is_secret: Callable[[str, str], bool] = _is_any
+    is_secret: Callable[[str, str], bool] = _is_always_secret
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where `text` has secrets of this form."""
+        """Yield (start, end) of each secret of this form in `text`."""
         found = self.opening.search(text)
         while found is not None:
             secret = self._secret_after(text, found)
@@ -65,9 +69,10 @@ class _Form(NamedTuple):
             found = self.opening.search(text, after)
 
     def _secret_after(self, text: str, opening: re.Match[str]) -> tuple[int, int] | None:
-        """Return where the secret behind an opening is; None: there is none."""
+        """Return (start, end) of the secret behind an opening; None: there is none."""
         name = opening.groupdict().get("name", "")
-        # Before the value is read: reading it for each of many names would take the square of the time.
+        # Checked before the value is read: a text of many names could have a long value behind each of them, and
+        # reading all would take the square of the time.
         if name and not _may_name_a_secret(name):
             return None
         value = self.secret.match(text, opening.end())
@@ -88,14 +93,16 @@ def _may_name_a_secret(name: str) -> bool:
 
 
 def _hides(name: str, value: str) -> bool:
-    """Report whether a key `name` hides the text `value`; a number only where secrets may be numbers."""
+    """Report whether the value of a key `name` is secret. A number is secret if the name hides values of any type
+    (`password`), but not if it hides only texts (`token`).
+    """
     types = types_hidden_by(words_of(name))
     is_number = re.fullmatch(r"[-+\d.,e]+", value) is not None
     return object in types or (bool(types) and not is_number)
 
 
 def _is_certain(name: str, value: str) -> bool:
-    """Report whether a key `name` is secret with whatever value; `token: x` may be a token of a text."""
+    """Report whether a key `name` is secret with any value. A `token` is not: it may be a token of a text."""
     last = name.rpartition(".")[2]
     return name != LIST and object in types_hidden_by(words_of(last))
 
@@ -183,27 +190,27 @@ _FORMS = (
     _OTHER_AUTHORIZATION, _COOKIE, _HEADER, _BEARER, _ENTRY, _LINE_WITH_NAME, _PEM,
 )  # fmt: skip
 
-_ALONE = "(?<![A-Za-z0-9])"
-_IN_NO_WORD = "(?<![A-Za-z0-9_-])"  # not disk-, task-
-_LONG = "(?=[A-Za-z0-9_-]*[A-Za-z0-9]{16})"  # not words between dashes: sk-learn-pipelines-of-2024
+_AFTER_NO_LETTER = "(?<![A-Za-z0-9])"
+_AFTER_NO_WORD = "(?<![A-Za-z0-9_-])"  # not disk-, task-
+_HAS_LONG_PART = "(?=[A-Za-z0-9_-]*[A-Za-z0-9]{16})"  # not words between dashes: sk-learn-pipelines-of-2024
 _TOKENS = (
-    rf"{_ALONE}gh[pousr]_[A-Za-z0-9]{{20,}}",
-    rf"{_ALONE}github_pat_[A-Za-z0-9_]{{20,}}",
-    rf"{_ALONE}gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|soat|oas)-[A-Za-z0-9_-]{{20,}}",
-    rf"{_ALONE}xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{{10,}}",
-    rf"{_ALONE}xapp-\d-[A-Za-z0-9-]{{10,}}",
-    rf"{_ALONE}hf_[A-Za-z0-9]{{34,}}",  # often of letters alone
-    rf"{_ALONE}(?:hf|gsk|npm|r8|nvapi|dckr_pat|dop_v1|shp(?:at|ss|ca|pa)|sbp|figd|lin_api|glsa|pul|whsec|sntry[su]|tvly"
+    rf"{_AFTER_NO_LETTER}gh[pousr]_[A-Za-z0-9]{{20,}}",
+    rf"{_AFTER_NO_LETTER}github_pat_[A-Za-z0-9_]{{20,}}",
+    rf"{_AFTER_NO_LETTER}gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|soat|oas)-[A-Za-z0-9_-]{{20,}}",
+    rf"{_AFTER_NO_LETTER}xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{{10,}}",
+    rf"{_AFTER_NO_LETTER}xapp-\d-[A-Za-z0-9-]{{10,}}",
+    rf"{_AFTER_NO_LETTER}hf_[A-Za-z0-9]{{34,}}",  # often of letters alone
+    rf"{_AFTER_NO_LETTER}(?:hf|gsk|npm|r8|nvapi|dckr_pat|dop_v1|shp(?:at|ss|ca|pa)|sbp|figd|lin_api|glsa|pul|whsec|sntry[su]|tvly"
     r"|pcsk|jina|ntn)[_-](?=[A-Za-z0-9]*\d)[A-Za-z0-9]{20,}",
-    rf"{_ALONE}(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{{16}}(?![A-Za-z0-9])",
-    rf"{_ALONE}AIza[A-Za-z0-9_-]{{35}}",
-    rf"{_ALONE}ya29\.[A-Za-z0-9_.-]{{20,}}",
-    rf"{_ALONE}GOCSPX-[A-Za-z0-9_-]{{20,}}",
-    rf"{_ALONE}[sr]k_(?:live|test)_[A-Za-z0-9]{{16,}}",
-    rf"{_ALONE}dapi[0-9a-f]{{32}}",
-    rf"{_IN_NO_WORD}(?:sk-|pplx-|pypi-|nvapi-|xai-|hvs\.){_LONG}[A-Za-z0-9_-]{{20,}}",
-    rf"{_IN_NO_WORD}SG\.[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{16,}}",
-    rf"{_IN_NO_WORD}eyJ[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]*",  # a JSON Web Token
+    rf"{_AFTER_NO_LETTER}(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{{16}}(?![A-Za-z0-9])",
+    rf"{_AFTER_NO_LETTER}AIza[A-Za-z0-9_-]{{35}}",
+    rf"{_AFTER_NO_LETTER}ya29\.[A-Za-z0-9_.-]{{20,}}",
+    rf"{_AFTER_NO_LETTER}GOCSPX-[A-Za-z0-9_-]{{20,}}",
+    rf"{_AFTER_NO_LETTER}[sr]k_(?:live|test)_[A-Za-z0-9]{{16,}}",
+    rf"{_AFTER_NO_LETTER}dapi[0-9a-f]{{32}}",
+    rf"{_AFTER_NO_WORD}(?:sk-|pplx-|pypi-|nvapi-|xai-|hvs\.){_HAS_LONG_PART}[A-Za-z0-9_-]{{20,}}",
+    rf"{_AFTER_NO_WORD}SG\.[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{16,}}",
+    rf"{_AFTER_NO_WORD}eyJ[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]*",  # a JSON Web Token
 )
 _TOKEN = re.compile("|".join(_TOKENS))
 """Tokens whose first letters say what they are, with their lengths or the least that they have."""
@@ -211,13 +218,13 @@ _TOKEN = re.compile("|".join(_TOKENS))
 
 def masked_in(text: str, secrets: Iterable[str]) -> str:
     """Return `text` with MASK in place of each of `secrets`, in all forms, and of what looks like a secret."""
-    text = _without_known(text, secrets)
+    text = _mask_known_secrets(text, secrets)
     parts = []
-    end = 0
-    for first, last in sorted(_spans(text)):
-        if last <= end:
+    end = 0  # of what is copied or masked so far
+    for first, last in sorted(_find_secret_spans(text)):
+        if last <= end:  # inside the span before
             continue
-        if first >= end:
+        if first >= end:  # else it overlaps the span before, and lengthens that
             parts += [text[end:first], MASK]
         end = last
     return "".join([*parts, text[end:]])
@@ -225,14 +232,14 @@ def masked_in(text: str, secrets: Iterable[str]) -> str:
 
 def has_one_of(secrets: Iterable[str], text: str) -> bool:
     """Report whether `text` has one of `secrets` that is long enough, in any form."""
-    return _without_known(text, secrets) != text
+    return _mask_known_secrets(text, secrets) != text
 
 
 def secrets_in(text: str) -> Iterator[str]:
-    """Yield what looks like a secret in `text`, as written and decoded (`%40` is @); of a user and password the latter,
-    for http also a user without a password.
+    """Yield what looks like a secret in `text`, as it is written and decoded (`%40` is @). Of a user and password in a
+    URL this is the password, or without a password the user, which may be an access token.
     """
-    for first, last in _spans(text):
+    for first, last in _find_secret_spans(text):
         secret = text[first:last].strip("\"'")
         is_of_user = text.startswith("://", first - 3) and text.startswith("@", last)
         if is_of_user:
@@ -241,8 +248,8 @@ def secrets_in(text: str) -> Iterator[str]:
         yield from {secret, unquote(secret)} - NO_SECRETS
 
 
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where `text` has something that looks like a secret; places may overlap."""
+def _find_secret_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of everything in `text` that looks like a secret; these may overlap."""
     yield from _users_in_urls(text)
     for token in _TOKEN.finditer(text):
         yield token.span()
@@ -254,11 +261,14 @@ _USER = re.compile(r"(?<=[\w+.-])(?<!http)(?<!https)://(?P<user>[^/:@]*:)", re.I
 
 
 def _users_in_urls(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where URLs of other schemes than http have a user with a password, which may contain a slash or `@`."""
+    """Yield (start, end) of the user and password in URLs of other schemes than http. The password may have a slash or
+    `@` in it.
+    """
     if "://" not in text:
         return
     for word in re.finditer(rf"[^{_END}]+", text):
-        # A password ends at the last @: looked for once, and not from each URL on.
+        # The password ends at the last @ of the word. It is looked for once per word, and not from each URL on, which
+        # could take the square of the time.
         end = word[0].rfind("@")
         found = _USER.search(word[0], 0, max(end, 0))
         if found is not None:
@@ -266,13 +276,13 @@ def _users_in_urls(text: str) -> Iterator[tuple[int, int]]:
             yield start + found.start("user"), start + end
 
 
-def _without_known(text: str, secrets: Iterable[str]) -> str:
+def _mask_known_secrets(text: str, secrets: Iterable[str]) -> str:
     """Return `text` with MASK in place of each of `secrets` that is long enough, in all forms."""
     forms: set[str] = set()
     for secret in secrets:
         if len(secret) >= SHORTEST:
-            forms |= _forms_of(secret)
-    # The longest first, since another may be a part of it.
+            forms |= _written_forms_of(secret)
+    # The longest form first, since a shorter one may be a part of it.
     present = [form for form in sorted(forms, key=len, reverse=True) if form in text]
     if not present:
         return text
@@ -284,12 +294,12 @@ def _pattern_of(form: str) -> str:
     return rf"(?<!\d){form}(?!\d)" if form.isdigit() else re.escape(form)
 
 
-_KEPT_IN_URLS = ("", "/", "!'()*", ":/?#[]@!$&'()*+,;=")
+_UNQUOTED_IN_URLS = ("", "/", "!'()*", ":/?#[]@!$&'()*+,;=")
 """Characters that programs leave as they are in URLs."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _forms_of(secret: str) -> frozenset[str]:
+def _written_forms_of(secret: str) -> frozenset[str]:
     """Return `secret` as it is, and as programs write it: in JSON, in Python, in URLs and in base64."""
     if secret.isdigit() and len(secret) < _SHORTEST_WITHIN:  # its other forms would be found in much else
         return frozenset({secret})
@@ -297,27 +307,29 @@ def _forms_of(secret: str) -> frozenset[str]:
     forms = {secret}
     for quoted in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)):
         forms.add(quoted[1:-1])
-    in_urls = {quote(data, safe=kept) for kept in _KEPT_IN_URLS}
+    in_urls = {quote(data, safe=kept) for kept in _UNQUOTED_IN_URLS}
     in_urls.add(quote_plus(data))
     for form in in_urls:
         with_small_letters = re.sub("%..", lambda code: code[0].lower(), form)  # %c3 for %C3
         forms |= {form, with_small_letters}
-    return frozenset(forms.union(_in_base64(data)))
+    return frozenset(forms.union(_base64_forms_of(data)))
 
 
 _AS_IN_URLS = str.maketrans("+/", "-_")
 
 
-def _in_base64(data: bytes) -> Iterator[str]:
-    """Yield the base64 of `data`, and what stays the same of it within a longer text, by where it begins there."""
+def _base64_forms_of(data: bytes) -> Iterator[str]:
+    """Yield what to search for to find `data` in base64: its own base64; and of the base64 of a longer text with `data`
+    in it, the characters that depend on `data` alone. These differ by where `data` begins, modulo three bytes.
+    """
     whole = base64.b64encode(data).decode().rstrip("=")
     forms = [whole]
-    # The number of bytes before it -> the number of its characters that have bits of those.
+    # (number of bytes before `data`, number of leading characters that also have bits of these bytes)
     for before, shared in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(bytes(before) + data).decode()
         has_padding = encoded.endswith("=")
         encoded = encoded.rstrip("=")
-        if has_padding:  # the last character has bits of what follows
+        if has_padding:  # in a longer text, the last character would also have bits of what follows `data`
             encoded = encoded[:-1]
         forms.append(encoded[shared:])
     for form in forms:

@@ -34,18 +34,19 @@ class SteadyStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._steadily(self._stream.write, text)
+        self._call_without_failing(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        self._steadily(self._stream.flush)
+        self._call_without_failing(self._stream.flush)
 
-    def _steadily(self, call: Callable[..., object], *args: str) -> None:
+    def _call_without_failing(self, call: Callable[..., object], *args: str) -> None:
         try:
             call(*args)
         except OSError as error:
             if error.errno in _GONE:
-                # Others write there, too: Python when it ends, and TensorFlow's libraries.
+                # Nobody reads this stream any more. Redirect the descriptor as well: Python when it ends, and
+                # TensorFlow's libraries write there directly.
                 with contextlib.suppress(OSError, ValueError):
                     _redirect_to_nowhere(self._stream.fileno())
 
@@ -86,7 +87,9 @@ def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = 
 
 @contextlib.contextmanager
 def _redirected(descriptor: int, target: int) -> Iterator[int]:
-    """Lead what is written to `descriptor` to `target` inside this context; yield a descriptor of where it led."""
+    """Redirect what is written to `descriptor` to `target` inside this context. Yield a descriptor of the file or
+    terminal to which it was written before.
+    """
     kept = os.dup(descriptor)
     os.dup2(target, descriptor)
     try:

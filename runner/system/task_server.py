@@ -68,7 +68,7 @@ class ForkedChild:
         self._status = status
         self._server = server
         os.set_blocking(status, False)
-        self._heard = b""
+        self._received = b""
         self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -90,11 +90,13 @@ class ForkedChild:
         return self._code
 
     def _read_code(self) -> int:
-        """Return the exit code of a child that has ended."""
-        until = time.monotonic() + REAP_SECS
-        while self._read_told_code(EXIT) is None and self._server.poll() is None and time.monotonic() < until:
+        """Return the exit code of a child that has ended: the one that the server reports (EXIT); if the server does
+        not, the one that the child wrote before it ended (INTENT); without that, the code of SIGKILL.
+        """
+        gives_up_at = time.monotonic() + REAP_SECS
+        while self._read_told_code(EXIT) is None and self._server.poll() is None and time.monotonic() < gives_up_at:
             select.select([self._status], [], [], GLANCE_SECS)
-        # Read again, because the server may have ended in between.
+        # Read again, because the server may have reported the code after the last reading, and then ended.
         for word in (EXIT, INTENT):
             code = self._read_told_code(word)
             if code is not None:
@@ -102,15 +104,15 @@ class ForkedChild:
         return -signal.SIGKILL
 
     def _read_told_code(self, word: bytes) -> int | None:
-        """Return the code of the last line with this word in what was heard so far; None: there is none."""
+        """Read what the status pipe has. Return the code of the last line with this word; None: there is none yet."""
         with contextlib.suppress(BlockingIOError):  # nothing more has come
             while True:
                 text = os.read(self._status, 4096)
                 if not text:  # both ends that write are closed
                     break
-                self._heard += text
+                self._received += text
         code = None
-        for line in self._heard.splitlines():
+        for line in self._received.splitlines():
             if line.startswith(word):
                 code = int(line.split()[1])
         return code
@@ -120,7 +122,7 @@ class ForkedChild:
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-    """Send `message`, and with its first byte the descriptors."""
+    """Send `message` as a line of JSON, and with its first byte the descriptors `files`."""
     line = json.dumps(message).encode() + b"\n"
     socket.send_fds(connection, [line[:1]], files)
     connection.sendall(line[1:])
@@ -132,8 +134,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     Raises:
       ConnectionError: the other end has closed.
     """
-    most = len(ChildRequest._fields) + len(Descriptors._fields)
-    first, files, *_ = socket.recv_fds(connection, 1, most, socket.MSG_CMSG_CLOEXEC)
+    max_descriptors = len(ChildRequest._fields) + len(Descriptors._fields)
+    first, files, *_ = socket.recv_fds(connection, 1, max_descriptors, socket.MSG_CMSG_CLOEXEC)
     with connection.makefile("rb") as rest:
         line = first + rest.readline()
     if not line.endswith(b"\n"):

@@ -39,16 +39,16 @@ def user_frames(frames: Iterable[Any]) -> list[Frame]:
     Args:
       frames: each with the attributes of a Frame, as those of a traceback or of an operation have them.
     """
-    ours = str(Path(__file__).parents[1])
-    not_of_user = (*_installed(), "<")
+    runner_folder = str(Path(__file__).parents[1])
+    other_prefixes = (*_folders_of_packages(), "<")  # of packages, and of code without a file, such as <string>
     found: list[Frame] = []
-    was_ours = False
+    was_in_runner = False
     for frame in frames:
-        if frame.filename.startswith(ours):
-            if not was_ours:
-                found = []  # what called the runner
-            was_ours = True
-        elif not frame.filename.startswith(not_of_user) and _MADE_BY_AUTOGRAPH not in frame.filename:
+        if frame.filename.startswith(runner_folder):
+            if not was_in_runner:
+                found = []  # the frames so far called the runner
+            was_in_runner = True
+        elif not frame.filename.startswith(other_prefixes) and _MADE_BY_AUTOGRAPH not in frame.filename:
             if Path(frame.filename).exists():
                 found.append(Frame(frame.filename, frame.lineno or 0, frame.name))
     return found
@@ -92,14 +92,15 @@ def failed_expression(entry: TracebackType) -> str:
         return ""
     numbers = range(place.lineno, place.end_lineno + 1)
     lines = [linecache.getline(place.filename, number).encode() for number in numbers]
-    # Columns are bytes. The end first: with one line, it is counted in the whole of it.
+    # Columns are counted in bytes. Cut the end first: if there is only one line, its end is counted from the beginning
+    # of the whole line.
     lines[-1] = lines[-1][: place.end_colno]
     lines[0] = lines[0][place.colno :]
     return b"".join(lines).decode(errors="replace")
 
 
 @functools.cache
-def _installed() -> tuple[str, ...]:
+def _folders_of_packages() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     return tuple({paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 

@@ -178,8 +178,8 @@ def _take_environment(request: ChildRequest) -> None:
     os.fchdir(request.directory)
     os.close(request.directory)
     os.environ.clear()
-    # With LIFELINE and HEARTBEAT, the numbers of the descriptors, which `named_in` adds.
-    os.environ.update(request.descriptors.named_in(request.env))
+    # With LIFELINE and HEARTBEAT, the numbers of the descriptors.
+    os.environ.update(request.descriptors.added_to(request.env))
     sys.argv[:] = [str(sys.modules["runner.task.__main__"].__file__), *request.argv]
     sys.modules["__main__"] = sys.modules["runner.task.__main__"]  # processes that multiprocessing spawns import it
 

@@ -47,7 +47,7 @@ class Artifacts:
         self._record_file(target, folder)
 
     def save(self, figure: Any, name: str) -> None:
-        """Write a figure of matplotlib or plotly."""
+        """Write a figure of matplotlib or plotly to the file `name`, which gets a suffix if it has none."""
         folder, _, file = name.rpartition("/")
         is_plotly = hasattr(figure, "write_html")
         if not Path(file).suffix:
@@ -69,9 +69,9 @@ class Artifacts:
         self.journal.event(IMAGE, name=clean, path=str(target.relative_to(self.model_dir)), step=step)
 
     def _make_target(self, folder: str, name: str) -> Path:
-        place = self.model_dir / FOLDER / folder
-        place.mkdir(parents=True, exist_ok=True)
-        return place / name
+        parent = self.model_dir / FOLDER / folder
+        parent.mkdir(parents=True, exist_ok=True)
+        return parent / name
 
     def _record_file(self, target: Path, folder: str) -> None:
         self.journal.event(ARTIFACT, path=str(target.relative_to(self.model_dir)), folder=folder)

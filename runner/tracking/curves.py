@@ -127,14 +127,14 @@ class Curve(Sequence[tuple[int, float]]):
 def read_metrics(model_dir: Path) -> Curves:
     """Return metric -> its (step, value) points, by step. After a rollback, later values replace earlier ones."""
     metrics: dict[str, Curve] = {}
-    of_steps = [path for path in journals_in(model_dir) if not is_of_host(path)]
-    for path in of_steps:
-        of_file: dict[str, Curve] = {}
+    step_journals = [path for path in journals_in(model_dir) if not is_of_host(path)]
+    for path in step_journals:
+        file_metrics: dict[str, Curve] = {}
         for line in iterate_journal(path, containing=b'"metrics"'):
             for point in points_of(line):
-                of_file.setdefault(point.name, Curve()).add(point.step, point.value)
-        for name, curve in of_file.items():
-            if name in metrics:  # another task has it, too
+                file_metrics.setdefault(point.name, Curve()).add(point.step, point.value)
+        for name, curve in file_metrics.items():
+            if name in metrics:  # another task logs the same metric
                 merged = {**dict(metrics[name]), **dict(curve)}
                 curve = Curve(sorted(merged.items()))
             metrics[name] = curve
@@ -183,13 +183,13 @@ def plain_text(text: str) -> str:
 def _figure_of_curves(panels: Mapping[str, Curves], run_name: str) -> Figure:
     """Return the figure: the first panel over the whole width, the others in rows below it, all with the same steps."""
     shown = dict(list(panels.items())[:MAX_PANELS])
-    others = len(shown) - 1
+    num_lower_panels = len(shown) - 1
     columns = 3
-    if others <= 3:
-        columns = max(1, others)
-    elif others == 4:
+    if num_lower_panels <= 3:
+        columns = max(1, num_lower_panels)
+    elif num_lower_panels == 4:
         columns = 2
-    rows_below = math.ceil(others / columns)
+    rows_below = math.ceil(num_lower_panels / columns)
     figure = _empty_figure(max(10.0, 4.2 * columns), 3.9 + 2.7 * rows_below)
     heights = [3.6] + [2.6] * rows_below
     grid = figure.add_gridspec(1 + rows_below, columns, height_ratios=heights)
@@ -197,35 +197,44 @@ def _figure_of_curves(panels: Mapping[str, Curves], run_name: str) -> Figure:
     if len(shown) < len(panels):
         title_of_all += f"   ({len(panels) - len(shown)} more metrics are not shown)"
     figure.suptitle(title_of_all, fontsize=12, fontweight="bold", x=0.01, ha="left")
-    colours: dict[str, str] = {}  # a curve has the same in all panels
-    ends: list[int] = []
+    colours: dict[str, str] = {}  # a curve has the same colour in all panels
+    end_steps: list[int] = []
     for curves in shown.values():
         for name, points in curves.items():
             colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
-            ends += [points[0][0], points[-1][0]]
-    steps = (min(ends), max(ends))
+            end_steps += [points[0][0], points[-1][0]]
+    step_range = (min(end_steps), max(end_steps))
     for number, (title, curves) in enumerate(shown.items()):
         cell = grid[0, :]
         if number > 0:
             row, column = divmod(number - 1, columns)
             cell = grid[1 + row, column]
-        _draw_panel(figure.add_subplot(cell), title, curves, colours, steps)
+        _draw_panel(figure.add_subplot(cell), title, curves, colours, step_range)
     return figure
 
 
-def _draw_panel(axes: Axes, title: str, curves: Curves, colours: Mapping[str, str], steps: tuple[int, int]) -> None:
+def _draw_panel(
+    axes: Axes, title: str, curves: Curves, colours: Mapping[str, str], step_range: tuple[int, int]
+) -> None:
+    """Draw the curves of one panel.
+
+    Args:
+      title: name of the metric, without the name of a curve.
+      colours: name of a curve -> its colour.
+      step_range: the first and the last step of all panels.
+    """
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     values: list[float] = []
     for name, points in curves.items():
         _draw_curve(axes, points, colours[name], _label_of(name, points))
         values += [value for _, value in points if _is_finite(value)]
-    first, last = steps
+    first, last = step_range
     margin = 0.03 * (last - first) or 1
     axes.set_xlim(first - margin, last + margin)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep="") if last >= 100_000 else "{x:,.0f}")
-    if _wants_log(title, values):
+    if _needs_log_scale(title, values):
         axes.set_yscale("log")
     elif _is_speed(title):
         top = 1.15 * max(values, default=1)
@@ -244,25 +253,27 @@ def _draw_panel(axes: Axes, title: str, curves: Curves, colours: Mapping[str, st
 
 
 def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
+    """Draw a line through `points`, with gaps where values are not finite."""
     steps: list[float] = []
     values: list[float] = []
     for step, value in points:
         steps.append(step)
         values.append(value if _is_finite(value) else math.nan)
     if len(points) > MAX_POINTS:
-        steps, values, least, greatest = _thin_out(steps, values)
+        steps, values, least, greatest = _group_points(steps, values)
         axes.fill_between(steps, least, greatest, color=colour, alpha=0.18, linewidth=0)
-    gaps = [True, *map(math.isnan, values), True]
-    # A line needs two points, so mark points without a neighbour.
-    alone = [number for number in range(len(values)) if gaps[number : number + 3] == [True, False, True]]
-    marked = None if len(points) <= FEW_POINTS else alone
+    # A line needs two points, so mark points without a neighbour: is_missing is True, False, True before, at and after
+    # such a point. It begins and ends with True, because nothing is before the first value and after the last.
+    is_missing = [True, *map(math.isnan, values), True]
+    isolated = [number for number in range(len(values)) if is_missing[number : number + 3] == [True, False, True]]
+    marked_points = None if len(points) <= FEW_POINTS else isolated
     axes.plot(
         steps, values, color=colour, label=label, linewidth=1.6,
-        marker="o", markersize=3.5, markevery=marked, solid_joinstyle="round",
+        marker="o", markersize=3.5, markevery=marked_points, solid_joinstyle="round",
     )  # fmt: skip
 
 
-def _thin_out(steps: Sequence[float], values: Sequence[float]) -> list[list[float]]:
+def _group_points(steps: Sequence[float], values: Sequence[float]) -> list[list[float]]:
     """Return [middle steps, means, minima, maxima] of MAX_POINTS groups of points; NaN if no value of a group is
     finite.
     """
@@ -290,7 +301,7 @@ def _label_of(name: str, points: Points) -> str:
     return plain_text(label)
 
 
-def _wants_log(title: str, values: Sequence[float]) -> bool:
+def _needs_log_scale(title: str, values: Sequence[float]) -> bool:
     if not values or min(values) <= 0 or _is_speed(title):
         return False
     is_share = max(values) <= 1 and "loss" not in title  # such as an accuracy
@@ -331,33 +342,34 @@ def _figure_of_jobs(
         if deviation:
             lows.append(value - deviation)
             highs.append(value + deviation)
-    places = [_place_on_axis(column) for column in columns]
-    # The ends of the bars belong to the axis, so that it is long enough for them.
-    places.append(_place_on_axis([repr(value) for value in [*values, *lows, *highs]]))
-    on_metric = places[-1][0]
-    bars = on_metric[len(values) :]
+    positions = [_position_on_axis(column) for column in columns]  # of each axis: (heights of the jobs, its ticks)
+    # The axis of the metric also has the ends of the bars, so that it is long enough for them: its heights are those of
+    # the jobs, then the lows, then the highs.
+    positions.append(_position_on_axis([repr(value) for value in [*values, *lows, *highs]]))
+    metric_heights = positions[-1][0]
+    bar_heights = metric_heights[len(values) :]
     for job in range(len(values)):
-        heights = [heights[job] for heights, _ in places]
-        colour = colormaps["viridis"](0.9 * heights[-1])  # without the last tenth, which is too light on white
-        axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
-    for low, high in zip(bars[: len(lows)], bars[len(lows) :], strict=True):
+        line = [heights[job] for heights, _ in positions]
+        colour = colormaps["viridis"](0.9 * line[-1])  # without the last tenth, which is too light on white
+        axes.plot(range(len(positions)), line, color=colour, alpha=0.8, linewidth=1.5)
+    for low, high in zip(bar_heights[: len(lows)], bar_heights[len(lows) :], strict=True):
         axes.plot([len(columns)] * 2, [low, high], color="#444444", alpha=0.6, linewidth=3, solid_capstyle="butt")
-    for number, (_, ticks) in enumerate(places):
+    for number, (_, ticks) in enumerate(positions):
         axes.axvline(number, color="#999999", linewidth=0.8)
         for height, text in ticks:
             axes.annotate(
                 plain_text(text), (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
                 bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )  # fmt: skip
-    axes.set_xticks(range(len(places)), [plain_text(text) for text in (*names, metric)], fontsize=9)
+    axes.set_xticks(range(len(positions)), [plain_text(text) for text in (*names, metric)], fontsize=9)
     axes.set_yticks([])
-    axes.set_xlim(-0.1, len(places) - 0.6)
+    axes.set_xlim(-0.1, len(positions) - 0.6)
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     return figure
 
 
-def _place_on_axis(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]:
+def _position_on_axis(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]:
     """Return (height of each value from 0 to 1, marks of the axis).
 
     Numbers are placed to scale, logarithmically if they span more than an order of magnitude; names are stacked.
@@ -367,18 +379,20 @@ def _place_on_axis(texts: Sequence[str]) -> tuple[list[float], list[tuple[float,
     except ValueError:
         numbers = []
     if numbers and all(map(math.isfinite, numbers)):
-        return _place_to_scale(numbers)
+        return _position_to_scale(numbers)
     names = sorted(set(texts))
     intervals = max(len(names) - 1, 1)
     heights = {name: number / intervals for number, name in enumerate(names)}
     return [heights[text] for text in texts], [(height, name) for name, height in heights.items()]
 
 
-def _place_to_scale(numbers: Sequence[float]) -> tuple[list[float], list[tuple[float, str]]]:
+def _position_to_scale(numbers: Sequence[float]) -> tuple[list[float], list[tuple[float, str]]]:
+    """Return the same as `_position_on_axis`, for numbers."""
     is_log = min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
     scaled = list(numbers)
     if is_log:
         scaled = [math.log(number) for number in numbers]
+    # Heights go from 0 for the least to 1 for the greatest number.
     least = min(scaled)
     span = max(scaled) - least
     heights = [0.5] * len(numbers)  # all are the same
@@ -386,7 +400,7 @@ def _place_to_scale(numbers: Sequence[float]) -> tuple[list[float], list[tuple[f
         heights = [(on_scale - least) / span for on_scale in scaled]
     height_of = dict(zip(numbers, heights, strict=True))
     marks = [(height, number) for number, height in height_of.items()]
-    if len(marks) > MAX_MARKS:
+    if len(marks) > MAX_MARKS:  # then label round heights, not the numbers themselves
         marks = []
         for height in (0.0, 0.25, 0.5, 0.75, 1.0):
             on_scale = least + span * height

@@ -75,8 +75,8 @@ class Journal:
         self._show_phase = show_phase
         self._clock = clock
         self._timer = timer
-        self._inner_secs = 0.0
-        self._waited_secs = 0.0
+        self._nested_secs = 0.0  # of the phases so far inside the current one, and of waits; they are not counted twice
+        self._waited_secs = 0.0  # since the last `note_waits`
         self._lock = threading.Lock()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, and appended by the system: a line is in the file when `write` returns, and overwrites none.
@@ -103,24 +103,24 @@ class Journal:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Write how long this context took, without the phases inside it; so the seconds of all phases add up."""
-        outer_secs = self._inner_secs
-        self._inner_secs = 0.0
+        outer_secs = self._nested_secs
+        self._nested_secs = 0.0
         started = self._timer()
         try:
             with self._show_phase(name):
                 yield
         finally:
             secs = self._timer() - started
-            self.took(name, secs - self._inner_secs)
-            self._inner_secs = outer_secs + secs
+            self.took(name, secs - self._nested_secs)
+            self._nested_secs = outer_secs + secs  # for the phase around this one, all of this one is nested
 
     def waited(self, secs: float) -> None:
         """Count seconds in which this process waited for others; they belong to no phase but `waiting`."""
-        self._inner_secs += secs
+        self._nested_secs += secs
         self._waited_secs += secs
 
     def note_waits(self) -> None:
-        """Write what was counted as the phase `waiting`, if anything was."""
+        """Write the seconds that `waited` has counted since the last call as the phase `waiting`, if there are any."""
         if self._waited_secs:
             self.took("waiting", self._waited_secs)
         self._waited_secs = 0.0
@@ -137,7 +137,7 @@ class Journal:
         rest = memoryview("".join(f"{line}\n" for line in lines).encode())
         with self._lock:
             # Whole lines are written in one call, so that a reader never sees parts of two. A full disk may accept only
-            # a part.
+            # a part; writing the rest then raises the error.
             while rest:
                 with naming_need(self._file.name, len(rest)):
                     rest = rest[self._file.write(rest) or 0 :]
@@ -155,7 +155,7 @@ def _lines_of_steps(now: float, points: Iterable[tuple[int, Mapping[str, float]]
         if tuple(values) != names:
             names = tuple(values)
             template = _template_of(now, names)
-        # One test for all: the sum is finite only if each number is.
+        # One test for all numbers: the sum is finite only if each number is. (A sum that overflows takes the slow way.)
         if math.isfinite(sum(numbers)):
             yield template % (step, *numbers)
         else:
@@ -164,22 +164,22 @@ def _lines_of_steps(now: float, points: Iterable[tuple[int, Mapping[str, float]]
 
 
 def _template_of(now: float, names: Iterable[str]) -> str:
-    """Return the line of a step with metrics of these names, without the step and the values."""
+    """Return the line of a step with metrics of these names, with `%d` for the step and `%r` for each value."""
     metrics = []
     for name in names:
-        key = _PLAIN.encode(name).replace("%", "%%")
+        key = _STRICT_ENCODER.encode(name).replace("%", "%%")
         metrics.append(f"{key}: %r")
-    return f'{{"time": {_PLAIN.encode(now)}, "step": %d, "metrics": {{{", ".join(metrics)}}}}}'
+    return f'{{"time": {_STRICT_ENCODER.encode(now)}, "step": %d, "metrics": {{{", ".join(metrics)}}}}}'
 
 
 def _encode(line: Mapping[str, Any]) -> str:
     try:
-        return _PLAIN.encode(line)
+        return _STRICT_ENCODER.encode(line)
     except (TypeError, ValueError):  # a number that JSON lacks, an array, or bytes
         return json.dumps(json_value(line), default=str, allow_nan=False)
 
 
-_PLAIN = json.JSONEncoder(allow_nan=False)
+_STRICT_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class NullJournal(Journal):
@@ -189,7 +189,7 @@ class NullJournal(Journal):
         self.phases = {}
         self._show_phase = show_phase
         self._timer = time.perf_counter
-        self._inner_secs = 0.0
+        self._nested_secs = 0.0
         self._waited_secs = 0.0
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...
@@ -233,7 +233,7 @@ def has_end_of_line(path: Path, offset: int) -> bool:
 
 
 def make_durable(path: Path) -> None:
-    """Return when the disk has what the journal holds; whoever writes it does not wait for that."""
+    """Wait until the disk has what the journal holds. The process that writes the journal does not wait for that."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -250,9 +250,8 @@ def read_journal(
 ) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
     """Return (lines after `offset`, the offset from which to continue).
 
-    A last line that is still being written is left for the next call; one cut short by a crash is skipped, and so is
-    one with a value of a wrong type: nobody can use it, and it keeps no other line from its readers. A missing file
-    has no lines.
+    A last line that is still being written is left for the next call. A line that a crash cut short is skipped, and so
+    is a line with a value of a wrong type, which no reader could use. A missing file has no lines.
 
     Args:
       path: the journal.
@@ -268,7 +267,7 @@ def read_journal(
             file.seek(offset)
             data = file.read(max_bytes)
             if max_bytes > 0 and len(data) == max_bytes:
-                data += file.readline()
+                data += file.readline()  # the rest of the line that max_bytes has cut
     except FileNotFoundError:
         return [], offset
     whole_lines = data[: data.rfind(b"\n") + 1]
@@ -353,20 +352,20 @@ class Journals:
 _TEXT_OR_NOTHING = (str, type(None))
 _WHOLE_OR_NOTHING = (int, type(None))
 _NUMBER = (int, float)
-_NEEDS: Mapping[str, Mapping[str, Any]] = {
+_REQUIRED_FIELDS: Mapping[str, Mapping[str, Any]] = {
     RUN_STARTED: {"time": _NUMBER, "name": str, "command": str, "params": dict, "tags": dict},
     RUN_ENDED: {"time": _NUMBER, "status": str, "recorded": str},
     ARTIFACT: {"time": _NUMBER, "path": str, "folder": str},
     IMAGE: {"time": _NUMBER, "path": str, "name": str, "step": int},
     DATASET: {"context": str, "name": str, "digest": str, "source": dict, "profile": dict},
 }
-"""Event -> type of each of its fields without which nobody can use it."""
-_MAY_HAVE: Mapping[str, Any] = {
+"""Event -> name and type of each field without which no reader can use a line of the event."""
+_OPTIONAL_FIELDS: Mapping[str, Any] = {
     "time": _NUMBER, "parent": _TEXT_OR_NOTHING, "description": _TEXT_OR_NOTHING, "files": list, "models": list,
     "generation": _WHOLE_OR_NOTHING,
 }  # fmt: skip
-"""Type of a field of any event, if it is there."""
-_WORDS = {
+"""Field of any event -> its type, which is checked if a line has the field."""
+_TYPE_TEXTS = {
     str: "text",
     dict: "a mapping",
     list: "a list",
@@ -376,7 +375,7 @@ _WORDS = {
     _WHOLE_OR_NOTHING: "a whole number or null",
 }
 _LARGEST_STEP = 2**63 - 1
-_SHOWN = 60
+_MAX_SHOWN_CHARS = 60
 """Largest number of characters of a value in a message."""
 
 
@@ -398,10 +397,10 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     if "event" in event:
         kind = event["event"]
         _check_type("event", kind, str)
-        for name, type_ in _NEEDS.get(kind, {}).items():
+        for name, type_ in _REQUIRED_FIELDS.get(kind, {}).items():
             _check_type(name, event.get(name), type_)
-        for name in _MAY_HAVE.keys() & event.keys():
-            _check_type(name, event[name], _MAY_HAVE[name])
+        for name in _OPTIONAL_FIELDS.keys() & event.keys():
+            _check_type(name, event[name], _OPTIONAL_FIELDS[name])
     elif "metrics" in event:
         _check_type("time", event.get("time"), _NUMBER)
         _check_type("step", event.get("step"), int)
@@ -411,12 +410,12 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 def _check_type(name: str, value: Any, type_: Any) -> None:
-    is_right = isinstance(value, type_) and not isinstance(value, bool)
+    is_right = isinstance(value, type_) and not isinstance(value, bool)  # a bool is an int, too, and none is expected
     # Trackers count steps in 64 bits, and time in milliseconds.
     if isinstance(value, _NUMBER) and is_right:
         is_right = abs(value) <= _LARGEST_STEP
     if not is_right:
-        raise _WrongValue(f"{name}={_shorten(value)} is not {_WORDS[type_]}")
+        raise _WrongValue(f"{name}={_shorten(value)} is not {_TYPE_TEXTS[type_]}")
 
 
 def _read_number(name: str, value: Any) -> float:
@@ -428,7 +427,7 @@ def _read_number(name: str, value: Any) -> float:
 
 def _shorten(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
 def _number_of_line(path: str | Path, offset: int) -> int:

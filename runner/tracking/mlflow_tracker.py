@@ -45,8 +45,8 @@ MAX_TAG = 8000
 _DESCRIPTION = "mlflow.note.content"
 """The tag that MLflow's pages show as the description of a run or a model."""
 
-_CHANGED = "changed."
-_TO = " -> "
+_CHANGED_TAG = "changed."
+_CHANGE_ARROW = " -> "
 """A param that a resumed run has changed is a tag `changed.<param>`, with the text `<first value> -> <new value>`."""
 
 
@@ -143,9 +143,9 @@ class MlflowTracker(Tracker):
         self._state_before: tuple[str, int | None] | None = None  # status and end time of the run before it was opened
         self._started_at = time.time() if started_at is None else started_at
         self._metric_names = UniqueNames()
-        self._ranked_by = "eval/loss"
-        self._mode: str | None = None
-        self._view = ""  # the key of the view of the experiment to which the address leads
+        self._ranking_metric = "eval/loss"
+        self._ranking_mode: str | None = None
+        self._view_key = ""  # the key of the view of the experiment to which the address leads
 
     def prepare(self) -> None:
         for name, value in QUIET.items():
@@ -180,7 +180,7 @@ class MlflowTracker(Tracker):
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         params_before: Mapping[str, str] = {}
-        self._rank_as(params)
+        self._choose_ranking(params)
         # If a call failed halfway and is repeated, it continues the run that it created.
         run = self._open_run(run_id or self._run_id)
         if run is not None:
@@ -189,12 +189,12 @@ class MlflowTracker(Tracker):
             params_before = run.data.params
         else:
             cleaned = {"mlflow.user": _user_name(), **_clean_tags(tags)}
-            # MLflow refuses a run_name beside another one in the tags.
+            # MLflow refuses a run_name that differs from the one in the tags, so the name in the tags is taken.
             name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)
             started_at = round(self._started_at * 1000)
             run = self._client.create_run(self._experiment_id, started_at, cleaned, run_name=name)
             self._run_id = str(run.info.run_id)
-        self._keep_view()
+        self._create_view()
         self._log_params(params_before, params)
         return self._run_id
 
@@ -204,47 +204,49 @@ class MlflowTracker(Tracker):
             return False
         params = dict(run.data.params)
         for name, text in run.data.tags.items():
-            if name.startswith(_CHANGED):
-                params[name.removeprefix(_CHANGED)] = text.rpartition(_TO)[2]
-        self._rank_as(params)
-        self._keep_view()
+            if name.startswith(_CHANGED_TAG):
+                params[name.removeprefix(_CHANGED_TAG)] = text.rpartition(_CHANGE_ARROW)[2]
+        self._choose_ranking(params)
+        self._create_view()
         return True
 
-    def _rank_as(self, params: Mapping[str, Any]) -> None:
-        """Let `address` list the runs as the params of a training ask for."""
+    def _choose_ranking(self, params: Mapping[str, Any]) -> None:
+        """Note by which metric `address` sorts the runs: that of a sweep, else that of `checkpoint.keep_best`. If
+        `params` have neither, nothing changes.
+        """
         for key in ("sweep", "checkpoint.keep_best"):
             metric = params.get(f"{key}.metric")
-            if metric not in (None, "", "None"):  # of a run that is there, values are texts
+            if metric not in (None, "", "None"):  # params that come from MLflow are texts
                 mode = params.get(f"{key}.mode")
-                self._ranked_by = str(metric)
-                self._mode = mode if mode in ("min", "max") else None
+                self._ranking_metric = str(metric)
+                self._ranking_mode = mode if mode in ("min", "max") else None
                 return
 
-    def _keep_view(self) -> None:
-        """Keep a view of the experiment's runs, as MLflow's own `Views > Share` does: the best run first, with columns
-        of metrics, of which MLflow shows none by itself.
+    def _create_view(self) -> None:
+        """Create a view of the experiment's runs in MLflow, as its own `Views > Share` does: the best run first, with
+        columns of metrics, of which MLflow shows none by itself.
         """
-        metrics = dict.fromkeys([self._ranked_by, "eval/loss", "train/loss"])  # each once
+        metrics = dict.fromkeys([self._ranking_metric, "eval/loss", "train/loss"])  # each once
         columns = [_column(name) for name in metrics]
         view = {
             "orderByKey": columns[0],
             "orderByAsc": self._is_ascending,
             "selectedColumns": [*columns, "attributes.`Source`"],
         }
-        text = json.dumps(view)
-        digest = hashlib.sha256(text.encode()).hexdigest()
+        view_json = json.dumps(view)
+        digest = hashlib.sha256(view_json.encode()).hexdigest()
         key = f"runner-{digest[:10]}"
         # MLflow 3 takes an experiment that does not say so for one of language models, whose pages show no metrics.
-        tags = {_VIEW + key: text, "mlflow.experimentKind": "custom_model_development"}
+        tags = {_VIEW + key: view_json, "mlflow.experimentKind": "custom_model_development"}
         with _ignoring_error("PERMISSION_DENIED"):  # then the address has the order, without columns
             for name, value in tags.items():
                 if name not in self._experiment_tags:
                     self._client.set_experiment_tag(self._experiment_id, name, value)
-            self._view = key
+            self._view_key = key
 
     @property
     def _is_ascending(self) -> bool:
-        return mode_of(self._ranked_by, self._mode) == "min"
+        return mode_of(self._ranking_metric, self._ranking_mode) == "min"
 
     def log_points(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -295,7 +297,8 @@ class MlflowTracker(Tracker):
 
         run = self._client.get_run(self._run_id)
         model_id = self._model_id_of(model)
-        # Last comes the output, which MLflow does not take twice: what has one is whole.
+        # The output is logged last. A model that has one was logged completely, by an earlier attempt, and MLflow does
+        # not take an output twice.
         if model_id is None or model_id not in [output.model_id for output in run.outputs.model_outputs]:
             with tempfile.TemporaryDirectory(prefix="runner-") as scratch, gc_pause.not_searched():
                 folder = Path(scratch) / "model"
@@ -306,21 +309,24 @@ class MlflowTracker(Tracker):
                 self._client.log_model_artifacts(model_id, str(folder))
             self._client.finalize_logged_model(model_id, "READY")
             self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, model.step)])
-        evaluated = self._evaluated_at(model.step, run.data.metrics)
+        evaluation_metrics = self._evaluation_metrics_at(model.step, run.data.metrics)
         # The run already has these values in MLflow, which keeps one value per step and time.
-        of_model = [Metric(value.key, value.value, value.timestamp, value.step, model_id) for value in evaluated]
-        self._log_in_batches(metrics=of_model)
+        model_metrics = []
+        for metric in evaluation_metrics:
+            model_metrics.append(Metric(metric.key, metric.value, metric.timestamp, metric.step, model_id))
+        self._log_in_batches(metrics=model_metrics)
         if model.registered_name is not None:
-            about = f"Step {model.step} of run {run.info.run_name}"
-            if evaluated:
-                about += ": " + ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
-            self._register(model, model_id, about)
+            version_description = f"Step {model.step} of run {run.info.run_name}"
+            if evaluation_metrics:
+                values = [f"{metric.key} {metric.value:.4g}" for metric in evaluation_metrics]
+                version_description += f": {', '.join(values)}"
+            self._register(model, model_id, version_description)
 
     def _model_id_of(self, model: ExportedModel) -> str | None:
-        """Return the id under which the run has `model`, maybe a part of it; None: it has not."""
-        of_run = f"source_run_id = '{self._run_id}'"
+        """Return MLflow's id of `model`, which an earlier attempt may have logged in part; None: it has none."""
+        runs_filter = f"source_run_id = '{self._run_id}'"
         path = clean_text(model.path, MAX_TAG)
-        for logged in self._client.search_logged_models([self._experiment_id], of_run):  # the newest first
+        for logged in self._client.search_logged_models([self._experiment_id], runs_filter):  # the newest first
             if logged.tags.get("path") == path:
                 return str(logged.model_id)
         return None
@@ -338,7 +344,7 @@ class MlflowTracker(Tracker):
         )
         return str(created.model_id)
 
-    def _evaluated_at(self, step: int, names: Iterable[str]) -> list[Any]:
+    def _evaluation_metrics_at(self, step: int, names: Iterable[str]) -> list[Any]:
         """Return the last value of each metric from evaluations of the checkpoint of `step`."""
         found = []
         for name in names:
@@ -389,7 +395,7 @@ class MlflowTracker(Tracker):
 
     def leave(self, status: str, time: float) -> None:
         before, end_time = self._state_before or ("RUNNING", None)
-        if before == "RUNNING":  # it is new, or its supervisor was killed
+        if before == "RUNNING":  # the run is new, or its supervisor was killed
             self.end(status, time)
         elif self._client.get_run(self._run_id).info.status != before:
             self._client.set_terminated(self._run_id, status=before, end_time=end_time)
@@ -398,9 +404,9 @@ class MlflowTracker(Tracker):
         if self._run_id is None:
             return None
         page = f"#/experiments/{self._experiment_id}/runs"
-        order = f"viewStateShareKey={self._view}"
-        if not self._view:
-            key = quote(_column(self._ranked_by))
+        order = f"viewStateShareKey={self._view_key}"
+        if not self._view_key:
+            key = quote(_column(self._ranking_metric))
             is_ascending = str(self._is_ascending).lower()
             order = f"orderByKey={key}&orderByAsc={is_ascending}"
         ranking = f"{page}?workflowType=machine_learning&{order}"
@@ -440,6 +446,12 @@ class MlflowTracker(Tracker):
                 self._client.log_batch(self._run_id, **{kind: batch}, synchronous=True)
 
     def _connect(self) -> None:
+        """Import MLflow, make a client, and find the experiment or create it; once.
+
+        Raises:
+          ValueError: the experiment is deleted.
+          ModuleNotFoundError: a package for its files is not installed.
+        """
         if self._experiment_id is not None:
             return
         self.prepare()
@@ -486,27 +498,31 @@ class MlflowTracker(Tracker):
         return run
 
     def _log_params(self, earlier: Mapping[str, str], params: Mapping[str, Any]) -> None:
-        """Log new parameters. A parameter that a resumed run changed becomes a tag: MLflow refuses the change."""
+        """Log new parameters. A parameter that a resumed run changed becomes a tag: MLflow refuses the change.
+
+        Args:
+          earlier: the params that the run has in MLflow, under cleaned names.
+        """
         from mlflow.entities import Param
 
         names = UniqueNames()
-        named = {names.clean(name): value for name, value in params.items()}
+        values = {names.clean(name): value for name, value in params.items()}
         texts = {}
-        for name, value in named.items():
+        for name, value in values.items():
             # A new parameter that is null is not logged; a known one that has become null is.
             if value is not None or name in earlier:
                 texts[name] = clean_text(value, MAX_PARAM)
-        shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
+        recorded = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
         new = []
         tags = {}
-        for name, text in shown.items():
+        for name, text in recorded.items():
             if name not in earlier:
                 new.append(Param(name, text))
             elif earlier[name] != text:
-                tags[f"{_CHANGED}{name}"] = f"{earlier[name]}{_TO}{text}"
+                tags[f"{_CHANGED_TAG}{name}"] = f"{earlier[name]}{_CHANGE_ARROW}{text}"
         self._log_in_batches(params=new)
-        if len(texts) > len(shown):
-            tags["params_left_out"] = f"{len(texts) - len(shown)} params are left out; config.yaml has all"
+        if len(texts) > len(recorded):
+            tags["params_left_out"] = f"{len(texts) - len(recorded)} params are left out; config.yaml has all"
         self.set_tags(tags)
 
 

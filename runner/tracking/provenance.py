@@ -119,7 +119,7 @@ def read_code(model_dir: Path) -> list[RunCode]:
     files = (model_dir / RUNNER_FILES).glob("code.*.json")
     read = [read_dataclass(RunCode, file) for file in files]
     codes = []
-    undamaged = [code for code in read if code.start]
+    undamaged = [code for code in read if code.start]  # a damaged file gives the default, start 0
     for code in sorted(undamaged, key=lambda code: code.start):
         file = file_of(model_dir, code.start, "requirements.txt")
         packages = packages_in(file.read_text()) if file.exists() else {}
@@ -146,7 +146,7 @@ def repeat_lines(model_dir: Path) -> list[str]:
     for code in codes:
         if len(codes) > 1:
             lines.append(f"# start {code.start}, from step {code.step} on:")
-        lines += _lines_of(code, model_dir)
+        lines += _repeat_lines_of(code, model_dir)
     # The name of a file may have a line break, after which a shell would read a command.
     return [re.sub(r"[\x00-\x1f]", "?", line) for line in lines]
 
@@ -165,7 +165,8 @@ def code_files(model_dir: Path) -> list[str]:
     return [str(file.relative_to(model_dir)) for file in files]
 
 
-def _lines_of(code: RunCode, model_dir: Path) -> Iterator[str]:
+def _repeat_lines_of(code: RunCode, model_dir: Path) -> Iterator[str]:
+    """Yield the lines of a shell that repeat what was started with this code."""
     patch = file_of(model_dir, code.start, "patch")
     requirements = file_of(model_dir, code.start, "requirements.txt")
     if code.problem:
@@ -235,7 +236,7 @@ def compare(first: RunCode, second: RunCode) -> CodeDifferences:
 def _how_differs(name: str, first: RunCode, second: RunCode) -> str:
     """Return how a file that differs from its commit in one of the two differs between them; '': it is the same."""
     why_not = first.left_out.get(name) or second.left_out.get(name)
-    if why_not == IGNORED:
+    if why_not == IGNORED:  # such a file differs between machines, whatever the code
         return ""
     if why_not:
         return f"not recorded: {why_not}"

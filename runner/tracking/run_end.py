@@ -39,7 +39,7 @@ GENERATION = "RUNNER_GENERATION"
 
 RUNNING = STILL_RUNNING.status
 
-_KILLED = {"status": "interrupted", "error": "the supervisor was killed"}
+_KILLED_SUMMARY = {"status": "interrupted", "error": "the supervisor was killed"}
 """What summary.json says of a run whose supervisor was killed before it had decided."""
 
 
@@ -86,12 +86,12 @@ def read_ending(model_dir: str | os.PathLike[str], generation: int = 0) -> Train
         are not counted, so run.json, which may be of another command, says nothing of this training.
     """
     ending = read_dataclass(TrainingStatus, Path(model_dir) / FILE)
-    is_told = ending.is_over and ending.generation >= generation
-    if is_told or not generation:
+    has_ending_of_start = ending.is_over and ending.generation >= generation
+    if has_ending_of_start or not generation:
         return ending
-    record = _record_in(Path(model_dir))
+    record = _read_record_or_empty(Path(model_dir))
     has_ended = record.training not in (None, RUNNING) and record.generation >= generation
-    if has_ended:  # its supervisor was killed after it had written run.json
+    if has_ended:  # the supervisor was killed after it had written run.json, before training_ended.json
         return TrainingStatus(str(record.training), _latest_step(Path(model_dir)), record.generation)
     return TrainingStatus()
 
@@ -103,8 +103,8 @@ def remove_ending(model_dir: str | os.PathLike[str]) -> None:
 
 def tell_training_ended(model_dir: Path, status: str, generation: int) -> None:
     """Write that training has ended, unless the chief's task has, which knows more: it may have stopped early."""
-    told = read_dataclass(TrainingStatus, model_dir / FILE)
-    if not told.is_over or told.generation != generation:
+    written = read_dataclass(TrainingStatus, model_dir / FILE)
+    if not written.is_over or written.generation != generation:
         write_ending(model_dir, status, _latest_step(model_dir), generation)
 
 
@@ -194,11 +194,11 @@ def write_end_of_command(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def how_run_ended(folder: Path) -> RunState:
     """Return how the run in `folder` ended. Changes nothing there."""
-    record = _record_in(folder)
+    record = _read_record_or_empty(folder)
     summary = read_summary(folder / SUMMARY_FILE)
-    status = _status_of(record, summary)
-    if status != RUNNING and summary.get("status") == RUNNING:
-        summary = _summary_of(_end_in(record, summary), summary)
+    status = _status_of_run(record, summary)
+    if status != RUNNING and summary.get("status") == RUNNING:  # its writer was killed after it had written run.json
+        summary = _summary_with_end(_end_from_record(record, summary), summary)
     return RunState(status, summary, record.started, record.secs)
 
 
@@ -210,13 +210,15 @@ def settle(folder: Path) -> None:
       ConfigError: run.json contains a value of a wrong type.
     """
     settle_files(folder)
+    # A journal whose last line is a start lacks its end.
     last = next(reversed(starts_and_ends(folder)), None)
     if last is not None and last["event"] == RUN_STARTED:
-        _write_line_of_end(folder, _end_of_start(folder, last))
+        _write_line_of_end(folder, _missing_end_of_start(folder, last))
 
 
 def settle_files(folder: Path) -> None:
-    """Do what `settle` does, but for the journal, whose end the process notes that ships it.
+    """Complete run.json, training_ended.json and summary.json as `settle` does, but write no line into the journal: a
+    process that ships the folder later writes the end there.
 
     Raises:
       ConfigError: run.json contains a value of a wrong type.
@@ -227,14 +229,14 @@ def settle_files(folder: Path) -> None:
     is_written = summary.get("status") != RUNNING
     if is_decided and is_written:
         return
-    status = _status_of(record, summary)
-    end = _undecided_end(folder, summary) if status == RUNNING else _end_in(record, summary)
+    status = _status_of_run(record, summary)
+    end = _interrupted_end(folder, summary) if status == RUNNING else _end_from_record(record, summary)
     if not is_decided:
         _write_decision(folder, end, record)
     if record.training is not None:  # else run.json was lost, or never written
         tell_training_ended(folder, end.status, record.generation)
     if not is_written:
-        write_summary(folder, _summary_of(end, summary))
+        write_summary(folder, _summary_with_end(end, summary))
 
 
 def _write_decision(folder: Path, end: RunEnd, record: RunRecord) -> None:
@@ -249,70 +251,80 @@ def _write_line_of_end(folder: Path, end: RunEnd) -> None:
     note_of_run(folder, RUN_ENDED, **facts)
 
 
-def _record_in(folder: Path) -> RunRecord:
+def _read_record_or_empty(folder: Path) -> RunRecord:
     try:
         return RunRecord.read(folder)
     except ConfigError:  # the next start reports it; until then the summary answers
         return RunRecord()
 
 
-def _status_of(record: RunRecord, summary: Mapping[str, Any]) -> str | None:
+def _status_of_run(record: RunRecord, summary: Mapping[str, Any]) -> str | None:
     """Return how a run ended, or that it is running; None: nothing was trained. This is the rule for all readers."""
     if record.training not in (None, RUNNING):
         return record.training
-    # Nothing is decided, or run.json is lost. The summary may know more: earlier versions closed it alone after a kill,
-    # and a start that puts the files of the one before it back ends with run.json. One that only reads does not count.
+    # run.json says that the run is running, or is lost. The summary may know more: after a kill, earlier versions
+    # changed the summary alone, and a start that puts back the files of the start before it writes run.json last. The
+    # summary of a command that only reads the run does not count.
     is_of_training = summary.get("command", "train") in TRAINING_RUNS
-    of_summary = summary.get("status") if is_of_training else None
-    return of_summary or record.training
+    summary_status = summary.get("status") if is_of_training else None
+    return summary_status or record.training
 
 
-def _end_in(record: RunRecord, summary: Mapping[str, Any]) -> RunEnd:
-    """Return the end that a run's files tell of: that in run.json or, of an earlier version, what is known of it."""
+def _end_from_record(record: RunRecord, summary: Mapping[str, Any]) -> RunEnd:
+    """Return the end of a run from run.json. Earlier versions wrote only the status there, which gives an end without
+    tags, files and models.
+    """
     names = {field.name for field in dataclasses.fields(RunEnd)}
     known = {name: value for name, value in record.ending.items() if name in names}
-    if {"status", "recorded"} <= known.keys():
+    if {"status", "recorded"} <= known.keys():  # these fields have no defaults
         return RunEnd(**known)
-    status = str(_status_of(record, summary))
+    status = str(_status_of_run(record, summary))
     return RunEnd(status, MLFLOW_STATUS.get(status, "KILLED"))
 
 
-def _summary_of(end: RunEnd, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _summary_with_end(end: RunEnd, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the summary with which a run ended, instead of `summary`, which says that it is running."""
     return dict(end.summaries.get(SUMMARY_FILE) or {**summary, "status": end.status, "error": None})
 
 
-def _undecided_end(folder: Path, summary: Mapping[str, Any]) -> RunEnd:
-    """Return the end of a start about which its supervisor, which was killed, had not decided."""
-    status = _KILLED["status"]
+def _interrupted_end(folder: Path, summary: Mapping[str, Any]) -> RunEnd:
+    """Return an interrupted end, for a start whose supervisor was killed before it had decided how the start ended.
+
+    Args:
+      summary: summary.json as it was written at the start; {}: there is none, and the end has no files and tags.
+    """
+    status = _KILLED_SUMMARY["status"]
     last_signs = [path.stat().st_mtime for path in journals_in(folder)]
     ended_at = max(last_signs, default=time.time())
     end = RunEnd(status, MLFLOW_STATUS[status], time=ended_at)
     if not summary:
         return end
-    known: dict[str, Any] = {**summary, **_KILLED}
+    summary_of_killed: dict[str, Any] = {**summary, **_KILLED_SUMMARY}
     tags = {}
-    found = _record_in(folder).gradient_accumulation
-    if found is not None:  # the summary was written at the start, which may have begun with fewer micro-batches
-        known["gradient_accumulation"] = found
-        tags["gradient_accumulation"] = str(found)
+    num_micro_batches = _read_record_or_empty(folder).gradient_accumulation
+    if num_micro_batches is not None:
+        # The summary was written when the start began, which may have been with fewer micro-batches.
+        summary_of_killed["gradient_accumulation"] = num_micro_batches
+        tags["gradient_accumulation"] = str(num_micro_batches)
     files = (saved_config.FILE, SUMMARY_FILE, CURVES_FILE, *code_files(folder))
     text = repeat_text(folder)
-    return dataclasses.replace(end, summaries={SUMMARY_FILE: known}, tags=tags, description=text, files=files)
+    summaries = {SUMMARY_FILE: summary_of_killed}
+    return dataclasses.replace(end, summaries=summaries, tags=tags, description=text, files=files)
 
 
-def _end_of_start(folder: Path, start: Mapping[str, Any]) -> RunEnd:
-    """Return the end of a start that was killed before it could note one.
+def _missing_end_of_start(folder: Path, start: Mapping[str, Any]) -> RunEnd:
+    """Return the end of the last start, whose process was killed before it could write a line about it.
 
     Args:
-      start: its line in the journal. Of a start that counts in run.json, the line has the number.
+      start: the line about the start in the journal. It has a `generation` if the start counts in run.json; that of a
+        script, a sweep or a command that only reads the run has none.
     """
     record = RunRecord.read(folder)
     summary = read_summary(folder / SUMMARY_FILE, is_quiet=True)
     number = start.get("generation")
     if number is None or record.training is None:
-        return _undecided_end(folder, summary)
-    end = _end_in(record, summary)
-    if number > record.generation:  # it has put the files of the start before it back
+        return _interrupted_end(folder, summary)
+    end = _end_from_record(record, summary)
+    if number > record.generation:  # the start failed, and has put back the files of the start before it
         return RunEnd(end.status, end.recorded, is_kept=True)
     return end

@@ -19,7 +19,7 @@ RUN_FILE = "run.json"
 FOUND_ACCUMULATION = "RUNNER_GRADIENT_ACCUMULATION"
 """Environment variable of a task with `RunRecord.gradient_accumulation`, which stands for auto in its config."""
 
-_WORDS: Mapping[Any, str] = {
+_TYPE_TEXTS: Mapping[Any, str] = {
     int: "a whole number",
     int | None: "a whole number or null",
     float: "a number",
@@ -31,7 +31,7 @@ _WORDS: Mapping[Any, str] = {
     dict[str, Any]: "a mapping",
     list[str]: "a list of texts",
 }
-"""Type of a field -> it in words; fields of other types are not checked."""
+"""Type of a field -> what its value must be, for messages. Fields of other types are not checked."""
 
 _T = TypeVar("_T")
 
@@ -132,21 +132,23 @@ class Shipped:
     def _forget_lost_lines(self, folder: Path) -> None:
         """Forget the offsets at which a journal has no end of a line, so that it is read from the beginning.
 
-        Such a journal lost its end in a power cut, or is that of an older backup, and has grown since. Only the end
-        of a line shows that: by now the journal may be longer than the offset. What is sent again does no harm:
-        `last_steps` knows the points, and files, texts and starts replace themselves.
+        Such a journal lost its end in a power cut, or was put back from an older backup, and has grown since. By now it
+        may be longer than the offset, so its size does not show the loss: but an offset that is still right is at the
+        end of a line. What is sent again does no harm: points up to `last_steps` are left out, and files, texts and
+        starts replace those sent before.
         """
         lost = [name for name, offset in self.offsets.items() if not has_end_of_line(folder / name, offset)]
         for name in lost:
             del self.offsets[name]
-        bounds = journal_path(folder, SUPERVISOR)
-        size = bounds.stat().st_size if bounds.exists() else 0
-        # The line of the start that is open may be lost, too. Then the beginning of the journal opens one.
-        if bounds.name in lost or (self.started is not None and self.started >= size):
+        supervisor_journal = journal_path(folder, SUPERVISOR)
+        size = supervisor_journal.stat().st_size if supervisor_journal.exists() else 0
+        # The line of the start that is open may be lost, too. Then the journal is read again from its beginning, and
+        # the first start there is opened.
+        if supervisor_journal.name in lost or (self.started is not None and self.started >= size):
             self.started = None
 
-    def belongs_to(self, run_id: str) -> None:
-        """Start anew if `run_id` is another run than before; nothing has been shipped to it."""
+    def assign_to_run(self, run_id: str) -> None:
+        """Note that the tracker's run is `run_id`. If it had another one before, forget what was shipped to that."""
         if run_id != self.run_id:
             self.run_id = run_id
             self.offsets = {}
@@ -154,7 +156,7 @@ class Shipped:
             self.models = []
 
     def has_last_start(self, folder: Path) -> bool:
-        """Report whether the tracker has the newest start of the run open."""
+        """Report whether the start that the tracker has open is the newest start of the run."""
         if self.started is None:
             return False
         starts = [line for line in starts_and_ends(folder, self.started) if line["event"] == RUN_STARTED]
@@ -173,9 +175,9 @@ def _file_of(folder: Path, tracker: str) -> Path:
 
 def _read_checked(cls: type[_T], file: Path) -> _T:
     record = read_dataclass(cls, file)
-    for name, words in wrong_fields(record).items():
+    for name, expected in wrong_fields(record).items():
         value = getattr(record, name)
-        raise ConfigError(f"{file}: {name}={value!r} is not {words}. Repair it, or use a new model_dir.")
+        raise ConfigError(f"{file}: {name}={value!r} is not {expected}. Repair it, or use a new model_dir.")
     return record
 
 
@@ -185,7 +187,7 @@ def wrong_fields(record: Any) -> dict[str, str]:
     wrong = {}
     for name, kind in _kinds_of(kind_of_record).items():
         if not _has_type(getattr(record, name), kind):
-            wrong[name] = _WORDS[kind]
+            wrong[name] = _TYPE_TEXTS[kind]
     return wrong
 
 
@@ -195,9 +197,12 @@ def _kinds_of(cls: Any) -> dict[str, Any]:
 
 
 def _has_type(value: Any, kind: Any) -> bool:
-    if kind not in _WORDS:
+    """Report whether a value has the type `kind`, as a field declares it. Types without a text in `_TYPE_TEXTS` are not
+    checked.
+    """
+    if kind not in _TYPE_TEXTS:
         return True
-    if kind is bool or isinstance(value, bool):  # for Python a bool is a whole number
+    if kind is bool or isinstance(value, bool):  # before the numbers: for Python a bool is an int
         return kind is bool and isinstance(value, bool)
     if kind == dict[str, int]:
         return isinstance(value, dict) and all(type(item) is int for item in value.values())

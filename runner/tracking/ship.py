@@ -78,10 +78,11 @@ from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker,
 PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
 REST_SECS = 600.0
-"""Seconds after which the files of a run that has ended are sent again, if nobody answered: each costs other jobs of a
-sweep a few.
+"""Seconds until the files of a run that has ended are sent again, if nobody answered. An attempt delays the other jobs
+of a sweep, which the same process ships, by a few seconds.
 """
 LAST_ATTEMPTS = 3
+"""Number of times that everything is tried after the starter has named its last folder, LAST_PERIOD_SECS apart."""
 LAST_PERIOD_SECS = 0.5
 PREPARE_SECS = 120.0
 """Seconds that the import of a tracker and the making of its tables may take."""
@@ -90,16 +91,17 @@ UPLOAD_BYTES_PER_SEC = 1e6
 PATIENCE_SECS = 30.0
 """Seconds to wait for a task's first step: importing MLflow takes 2 s of a core that the task's imports need.
 
-A provisional start is waited for without an end: its folder is removed after a mistake, and what is shipped stays."""
-_WAKING = ("first_step", WANTS_RUN, RUN_ENDED)
-_TOLD = (DATASET, ARTIFACT, IMAGE)
-"""Events of which trackers are told."""
+A provisional start has no such limit. Its folder is removed after a mistake of the user, but what was shipped by then
+would stay in the tracker."""
+_WAKING_EVENTS = ("first_step", WANTS_RUN, RUN_ENDED)
+_SENT_EVENTS = (DATASET, ARTIFACT, IMAGE)
+"""Events that are sent to trackers, beside metrics and the starts and ends of the run."""
 
 
 class Deadline:
     """Ends this process, also within a call that hangs in C, if its tracker does not answer. Does nothing until `arm`.
 
-    The signal's default action does it; being killed is safe, because offsets are written after the data.
+    The default action of SIGALRM ends it. Being killed is safe, because offsets are written after the data.
     """
 
     def __init__(self) -> None:
@@ -154,7 +156,7 @@ class RunShipper:
         self._shipped = Shipped.read(folder, name)
         self._supervisor_journal = journal_path(folder, SUPERVISOR)
         self._start: Mapping[str, Any] | None = self._find_open_start()  # known if the folder is deleted later
-        self._unseen = Journals(folder, dict(self._shipped.offsets))
+        self._unshipped_journals = Journals(folder, dict(self._shipped.offsets))  # to see whether a task has begun
         patience_secs = PATIENCE_SECS
         if self._start is not None and self._start.get("is_provisional"):
             patience_secs = math.inf
@@ -162,19 +164,19 @@ class RunShipper:
             patience_secs = 0.0
         self._wakes_at = time.monotonic() + patience_secs
         self._due_at = 0.0
-        self._tracker: Tracker | None = None
-        self._opening: Tracker | None = None
-        self._left_out: set[str] = set()
+        self._tracker: Tracker | None = None  # the tracker while a start of the run is open in it
+        self._tracker_to_open: Tracker | None = None
+        self._said_left_out: set[str] = set()
         self._unsaved_journals: set[Path] = set()  # those with offsets that the record on disk does not have
         self._is_read_only = False  # the start that is open leaves the run's status as it was
         self._is_sweep = False
-        self._has_looked = False  # for runs that were killed
+        self._has_closed_killed_runs = False  # `close_abandoned` was called, or failed
         self._is_disk_full = False
 
     def is_due(self) -> bool:
         """Report whether it is time to ship: not before the first step, because the task's imports need the core."""
         now = time.monotonic()
-        if now < self._wakes_at and (self._is_lost() or self._unseen.has_any(_WAKING)):
+        if now < self._wakes_at and (self._is_lost() or self._unshipped_journals.has_any(_WAKING_EVENTS)):
             self._wakes_at = now
         if now < max(self._wakes_at, self._due_at):
             return False
@@ -182,7 +184,12 @@ class RunShipper:
         return True
 
     def ship(self) -> bool:
-        """Ship what is new. Return whether nothing more will come: the run has ended, and the tracker has all of it."""
+        """Ship what is new.
+
+        Returns:
+          True: nothing more will come, because the run has ended and the tracker has all of it, or its folder is lost.
+          False: it goes on, or another process ships this folder.
+        """
         if self._is_lost():
             self._end_lost_run()
             return True
@@ -244,7 +251,7 @@ class RunShipper:
         """Ship what is new in the supervisor's journal, which holds the starts of the run and their ends."""
         while True:
             before = self._offset(self._supervisor_journal)
-            # One line at a time, because each may open or end the run.
+            # One line at a time, because each may open or end the run: `max_bytes=1` reads to the end of a line.
             lines, after = read_journal(self._supervisor_journal, before, max_bytes=1, left_out=self._say_left_out)
             for line in lines:
                 self._ship_supervisor_line(line, before)
@@ -253,6 +260,9 @@ class RunShipper:
                 break
 
     def _ship_supervisor_line(self, line: Mapping[str, Any], offset: int) -> None:
+        """Ship one line of the supervisor's journal, which begins at `offset`. What the tasks wrote before a start or
+        an end is shipped before it.
+        """
         kind = line.get("event")
         if kind == RUN_STARTED:
             if self._tracker is not None:  # an earlier start was killed
@@ -267,8 +277,8 @@ class RunShipper:
                 self._ship_lines(self._tracker, [line])
 
     def _open(self, line: Mapping[str, Any], offset: int) -> None:
-        """Begin or continue the run. A command that only reads a run joins it, and a start that failed before its first
-        step leaves it as it was.
+        """Begin or continue the run in the tracker, for the start that the supervisor's `line` at `offset` tells of. A
+        command that only reads a run joins it, and a start that failed before its first step leaves it as it was.
         """
         tracker = self._prepare_tracker(line)
         tags = dict(line["tags"])
@@ -281,11 +291,13 @@ class RunShipper:
         self._is_read_only = is_kept or not (is_training or self._is_sweep)
         run_id = self._begin_or_join(tracker, line, tags)
         self._tracker = tracker
-        self._opening = None
+        self._tracker_to_open = None
         self._start = line
         if run_id is not None and run_id != self._shipped.run_id:
-            self._shipped.belongs_to(run_id)
-            self._shipped.offsets = {self._supervisor_journal.name: offset}  # earlier starts are not begun once more
+            self._shipped.assign_to_run(run_id)
+            # A run that is new in the tracker gets the tasks' journals from their beginning. It does not get the
+            # supervisor's: starts before this one are not begun once more.
+            self._shipped.offsets = {self._supervisor_journal.name: offset}
         self._shipped.started = offset
         address = tracker.address()
         if address:
@@ -301,19 +313,17 @@ class RunShipper:
         if self._name not in TRACKERS:
             # At the end, and for a user's class only: the folder must not say whose mlflow is imported.
             sys.path += [entry for entry in self._settings.path if entry not in sys.path]
-        tracker = self._opening
+        tracker = self._tracker_to_open
         if tracker is None:
             tracker = self._build(self._name, self._settings.tracking, self.folder, line["name"], line["time"])
-        self._opening = tracker  # it knows the run that it began, if a call fails halfway and is repeated
+        self._tracker_to_open = tracker  # it knows the run that it began, if a call fails halfway and is repeated
         self._deadline.expect(secs=PREPARE_SECS)
         tracker.prepare()
         self._deadline.expect()
         return tracker
 
     def _begin_or_join(self, tracker: Tracker, line: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
-        """Return the tracker's id of the run, which is joined if this start leaves it as it was, else begun or
-        continued.
-        """
+        """Join the run if this start leaves it as it was, else begin or continue it. Return the tracker's id of it."""
         run_id = self._shipped.run_id
         if self._is_read_only and run_id is not None and tracker.join(run_id):
             # This process ships the run. So if MLflow says that the run is RUNNING, its supervisor was killed.
@@ -326,16 +336,16 @@ class RunShipper:
 
     def _look_for_killed_runs(self, tracker: Tracker, host: str | None) -> None:
         """Close the runs of this host that were killed; once, however many starts this process ships."""
-        if not host or self._has_looked:
+        if not host or self._has_closed_killed_runs:
             return
-        self._has_looked = True
+        self._has_closed_killed_runs = True
         try:
             close_abandoned(tracker, host)
         except Exception as error:
             self._warn("cannot look for runs that were killed", error)
 
     def _begin_sweep(self, parent: Path) -> str:
-        """Return the id of a sweep's run, which is begun now if it was not before."""
+        """Return the id of the run of the sweep in `parent`, of which this run is a job. Begin it, if it has none."""
         if Shipped.read(parent, self._name).run_id is None:
             sweep = RunShipper(parent, self._name, self._deadline, self._build)
             try:
@@ -348,10 +358,10 @@ class RunShipper:
         return run_id
 
     def _end(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
-        """Add the tags, files and models of the end of a start, and end the run.
+        """Add the tags, files and models of the end of a start, of which `line` tells, and end the run.
 
-        What the tracker refuses is left out. If nobody answers, all of this is repeated later; but an earlier start
-        does not keep the tracker from the next one.
+        What the tracker refuses is left out. If nobody answers, the error is raised, and the whole end is repeated
+        later, unless another start follows.
 
         Raises:
           An error of the tracker, which is no refusal.
@@ -362,7 +372,7 @@ class RunShipper:
         if tags:
             tracker.set_tags(tags)
         self._deadline.expect()
-        unanswered = self._send_rest(tracker, line)
+        unanswered_errors = self._send_description_and_files(tracker, line)
         if line.get("is_kept"):
             tracker.leave(self._shipped.status or line["recorded"], line["time"])
         elif self._is_read_only:
@@ -371,48 +381,53 @@ class RunShipper:
             tracker.end(line["recorded"], line["time"])
             self._shipped.status = line["recorded"]
         self._deadline.expect()
-        if unanswered:
+        if unanswered_errors:
             self._due_at = time.monotonic() + REST_SECS
-            raise unanswered[0]
+            raise unanswered_errors[0]
         tracker.close()
         self._tracker = None
         self._start = None
         self._shipped.started = None
         self._shipped.models = []
 
-    def _send_rest(self, tracker: Tracker, line: Mapping[str, Any]) -> list[Exception]:
+    def _send_description_and_files(self, tracker: Tracker, line: Mapping[str, Any]) -> list[Exception]:
         """Send the description, files and models of the end of a start.
 
         Returns:
           The errors of what nobody answered, which is to be sent again.
         """
-        # An earlier start does not keep the tracker from the next one.
+        # This end is the last line of the journal. After another one the next start is waiting, for which an end is
+        # not repeated.
         is_last = len(starts_and_ends(self.folder, self._offset(self._supervisor_journal))) == 1
-        unanswered = list[Exception]()
+        unanswered_errors = list[Exception]()
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
-            sends: list[Callable[[], None]] = []
+            calls: list[Callable[[], None]] = []
             description = line.get("description")
             if description:
-                sends.append(partial(tracker.set_description, description, description[:20]))
+                # A description that begins like this one is that of an earlier start; the user's own stays.
+                calls.append(partial(tracker.set_description, description, description[:20]))
             for name in line.get("files", ()):
-                sends.append(partial(self._send_file, tracker, name, Path(scratch)))
+                calls.append(partial(self._send_file, tracker, name, Path(scratch)))
             for facts in line.get("models", ()):
-                sends.append(partial(self._send_model, tracker, facts))
-            for send in sends:
+                calls.append(partial(self._send_model, tracker, facts))
+            for call in calls:
                 try:
-                    send()
+                    call()
                 except Exception as error:
                     if is_last and not tracker.is_refusal(error):
-                        unanswered.append(error)
+                        unanswered_errors.append(error)
                     else:
                         self._warn("the run is recorded without a file, model or text", error)
-        return unanswered
+        return unanswered_errors
 
     def _send_file(self, tracker: Tracker, name: str, scratch: Path) -> None:
+        """Send a file of the run, if there is one of this name. The curves are drawn first; a config is sent as a copy
+        in `scratch`, without its secrets; and a summary for MLflow gets the id of the run there.
+        """
         path = self.folder / name
         if path.name == CURVES_FILE:
             draw_curves(self.folder)
-        if not path.exists() or not self._is_own(path):
+        if not path.exists() or not self._may_send(path):
             return
         if path.name.startswith("config."):
             path = _write_masked_config(path, scratch)
@@ -433,12 +448,17 @@ class RunShipper:
                 write_json(summary, {**values, "mlflow_run_id": self._shipped.run_id})
 
     def _send_model(self, tracker: Tracker, facts: Mapping[str, Any]) -> None:
+        """Send an exported model once, and note that the tracker has it.
+
+        Args:
+          facts: the fields of an `ExportedModel`, from the journal.
+        """
         if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
             return
         model = ExportedModel(**{**facts, "path": Path(facts["path"])})
         # export.dir may be anywhere, but what is there is a model.
         is_exported = (model.path / "saved_model.pb").exists() and not self._is_in_folder(model.path)
-        if self._expect_file(model.path) and (is_exported or self._is_own(model.path)):
+        if self._extend_deadline_for(model.path) and (is_exported or self._may_send(model.path)):
             tracker.log_model(model)
             self._deadline.expect()
             self._shipped.models = [*self._shipped.models, facts["path"]]
@@ -460,7 +480,8 @@ class RunShipper:
         while True:
             before = self._offset(path)
             lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
-            # Must follow the reading of lines: a start may just have begun.
+            # Lines of a start that the tracker has not open yet must wait. Look for such a start after reading: the
+            # supervisor notes a start before its tasks write, so the start of each line that was read is found.
             bounds = starts_and_ends(self.folder, self._offset(self._supervisor_journal))
             started_at = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
             if started_at:
@@ -480,28 +501,29 @@ class RunShipper:
                 yield path
 
     def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> bool:
-        """Send what the tracker is told of these lines. Return whether there was anything."""
-        last_steps = dict(self._shipped.last_steps)
+        """Send the metrics and the _SENT_EVENTS of these lines. Return whether there were any."""
+        last_steps = dict(self._shipped.last_steps)  # a copy, which counts when the tracker has taken the points
         points: list[Point] = []
         for line in lines:
-            # Each may make a later point of its name old.
+            # One by one: a point that is taken makes later ones of the same metric and step old.
             points += [point for point in points_of(line) if self._note_if_new(point, last_steps)]
         if points:
             tracker.log_points(points)
             self._deadline.expect()
         self._shipped.last_steps = last_steps
-        told = [line for line in lines if line.get("event") in _TOLD]
-        for line in told:
+        lines_to_send = [line for line in lines if line.get("event") in _SENT_EVENTS]
+        for line in lines_to_send:
             if line.get("event") == DATASET:
                 facts = {field.name: line[field.name] for field in fields(DatasetFacts)}
                 tracker.log_input(DatasetFacts(**facts))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(tracker, line)
-        return bool(points or told)
+        return bool(points or lines_to_send)
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        """Send the file or image of a line ARTIFACT or IMAGE, unless it is gone or outside of the run's folder."""
         path = self.folder / line["path"]
-        if not self._expect_file(path) or not self._is_own(path):
+        if not self._extend_deadline_for(path) or not self._may_send(path):
             return
         if line["event"] == ARTIFACT:
             tracker.log_file(path, line["folder"])
@@ -512,8 +534,8 @@ class RunShipper:
             tracker.log_image(line["name"], path, line["step"], line["time"])
         self._shipped.last_steps = last_steps
 
-    def _expect_file(self, path: Path) -> bool:
-        """Expect that a file or folder is sent, which may take long; or say that it is gone, and return False."""
+    def _extend_deadline_for(self, path: Path) -> bool:
+        """Give the tracker the time that a file or folder takes. If it is gone, say so and return False."""
         if not path.exists():
             say(f"{label_of(self._name)}{path} is not recorded, because it no longer exists.")
             return False
@@ -521,8 +543,8 @@ class RunShipper:
         self._deadline.expect(num_bytes)
         return True
 
-    def _is_own(self, path: Path) -> bool:
-        """Report whether a file, or all of a folder, is in the folder of the run; or say that it is left out.
+    def _may_send(self, path: Path) -> bool:
+        """Report whether a file, or all of a folder, is in the folder of the run. If not, say that it is left out.
 
         Whoever gives somebody the folder of a run must not choose what else of their disk is sent.
         """
@@ -566,7 +588,7 @@ class RunShipper:
 
         Args:
           saves: save the record now. It has an offset for each task, so it is not saved for each: workers mostly write
-            lines of which no tracker is told.
+            lines that no tracker gets.
         """
         if offset != self._offset(journal):
             self._shipped.offsets[journal.name] = offset
@@ -586,6 +608,7 @@ class RunShipper:
         self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:
+        """Report whether nothing can be written into the folder: it was deleted or moved, or its disk is full."""
         with suppress(FolderLostError):
             self._held_folder.check()
             return self._is_disk_full
@@ -605,8 +628,8 @@ class RunShipper:
 
     def _say_left_out(self, what: str) -> None:
         """Say that a line, or what it names, is not recorded: once, although it may be read again."""
-        if what not in self._left_out:
-            self._left_out.add(what)
+        if what not in self._said_left_out:
+            self._said_left_out.add(what)
             say(f"{label_of(self._name)}{mask_text(what, self._settings.secret_texts())}; it is left out.")
 
     def _warn(self, what: str, error: Exception) -> None:
@@ -644,8 +667,7 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
     """Close runs of the tracker's experiment that are RUNNING on this host although their supervisor is dead.
 
     A supervisor holds its run's lock (tag `lock`) while it lives, and its shipping process another one. If both can be
-    taken, both are dead. The MLflow run then gets the status in the run's summary, or SCHEDULED if the summary has no
-    final status. A summary with the status running becomes interrupted, if the folder belongs to this MLflow run.
+    taken, both are dead, and `_close_by_summary` closes the run.
 
     Anyone can write tags into MLflow. So a path that is not the lock of a run's folder is neither created nor written.
     """
@@ -657,14 +679,14 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
             try:
                 for file in (path, lock_file(path.parent, MLFLOW)):
                     if file.exists():
-                        held.enter_context(_lock_as_it_is(file))
+                        held.enter_context(_lock_existing_file(file))
             except OSError:  # one of the processes is alive, or the file is not a lock of a run
                 continue
-            _close_as_killed(tracker, run_id, path.parent)
+            _close_by_summary(tracker, run_id, path.parent)
 
 
 @contextmanager
-def _lock_as_it_is(path: Path) -> Iterator[None]:
+def _lock_existing_file(path: Path) -> Iterator[None]:
     """Hold the lock of a dead process inside this context. FileLock is not used, because it creates or empties the
     file.
 
@@ -683,15 +705,21 @@ def _lock_as_it_is(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
+def _close_by_summary(tracker: Tracker, run_id: str, model_dir: Path) -> None:
+    """Close the MLflow run `run_id`, of which nobody ships the folder any more, with the status of its summary.
+
+    A run without a final status was interrupted, which MLflow shows as SCHEDULED (it can be resumed). Then the files in
+    the folder, such as summary.json, are changed to interrupted, too. But if the folder does not belong to this MLflow
+    run, its files stay as they are and say nothing of the run, which is closed as interrupted.
+    """
     shipped = Shipped.read(model_dir, MLFLOW)
     if shipped.run_id is None and journals_in(model_dir):
         # Its process began the run but could not note the id. Whoever ships the folder later must go on in this run:
         # once it is closed, `_find_run_of_killed_start` finds it no longer.
-        shipped.belongs_to(run_id)
+        shipped.assign_to_run(run_id)
         shipped.save(model_dir, MLFLOW)
     summary = {}
-    if shipped.run_id == run_id:
+    if shipped.run_id == run_id:  # the folder belongs to this MLflow run
         settle_files(model_dir)
         summary = how_run_ended(model_dir).summary
     status = str(summary.get("status", "interrupted"))  # finished: it ended but could no longer reach the tracker
@@ -725,13 +753,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
     deadline = Deadline()
 
-    def heard(folder: str) -> None:
+    def take_folder(folder: str) -> None:
         folders.put(folder)
         if not folder:
             # Only now: during the run nobody waits for the tracker, and a call may take as long as it does.
             deadline.arm()
 
-    heed_starter(heard)
+    heed_starter(take_folder)
     return _ship_until_end(folders, str(options.to), deadline)
 
 
@@ -767,7 +795,11 @@ def _ship_folders(folders: Sequence[Path], classes: Sequence[str]) -> int:
 
 
 def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadline) -> int:
-    """Ship each of `folders` until its run has ended; '' is the last. Return 0 if everything is shipped, or NOT_ALL."""
+    """Ship the runs in `folders` until all have ended. '' says that the starter names no more folders.
+
+    Returns:
+      0: everything is shipped; NOT_ALL: the last attempts, after '', have left something.
+    """
     followed = _FollowedRuns(folders, name, deadline)
     attempts = 0
     while True:
@@ -776,12 +808,12 @@ def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadli
         is_last = followed.has_heard_all
         if is_last and not followed.runs:
             return FINISHED
-        if is_last and not followed.is_waiting:
+        if is_last and not followed.is_waiting_for_tasks:
             attempts += 1
         if attempts >= LAST_ATTEMPTS or followed.has_given_up():
             followed.release()
             return NOT_ALL
-        if not followed.has_failed:
+        if not followed.has_failed:  # else the time that the starter waits for the tracker goes on
             deadline.expect()
         pause_secs = LAST_PERIOD_SECS if is_last else GLANCE_SECS
         time.sleep(pause_secs)
@@ -798,14 +830,14 @@ class _FollowedRuns:
     Attributes:
       runs: folder -> the run there that has not ended, or of which the tracker does not have everything.
       has_heard_all: the starter names no more folders: it has ended, or waits for this process.
-      is_waiting: tasks of a run whose starter is dead still run.
-      has_failed: the tracker failed for a run, when all were shipped last.
+      is_waiting_for_tasks: tasks of a run whose starter is dead still run.
+      has_failed: the tracker failed for at least one run in the last call of `ship`.
     """
 
     def __init__(self, folders: queue.SimpleQueue[str], name: str, deadline: Deadline) -> None:
         self.runs: dict[str, RunShipper] = {}
         self.has_heard_all = False
-        self.is_waiting = False
+        self.is_waiting_for_tasks = False
         self.has_failed = False
         self._folders = folders
         self._name = name
@@ -824,7 +856,7 @@ class _FollowedRuns:
 
     def ship(self) -> None:
         """Ship what is new of each run, and drop those of which the tracker has everything."""
-        self.is_waiting = False
+        self.is_waiting_for_tasks = False
         self.has_failed = False
         for folder, run in list(self.runs.items()):
             try:
@@ -841,7 +873,7 @@ class _FollowedRuns:
         """Ship a run if it is time to. Return whether nothing more will come."""
         if self.has_heard_all:
             if not run.end_killed():
-                self.is_waiting = True
+                self.is_waiting_for_tasks = True
         elif not run.is_due():
             return False
         return run.ship()

@@ -44,6 +44,7 @@ imports slow training down.
 STEADY_SECS = 600.0
 GLANCE_SECS = 0.05
 LAST_WORDS_SECS = 1.0
+"""Seconds to wait for the last output of a process that has ended."""
 END_SECS = 5.0
 """Seconds to wait for a process that was killed."""
 MAX_NAMED = 5
@@ -108,8 +109,8 @@ def read_settings(folder: Path) -> ShipSettings:
     known = {name: value for name, value in settings.items() if name in names}  # another version may have other keys
     tracking = TrackingConfig(**known)
     wrong = wrong_fields(tracking) or _wrong_backends(tracking)
-    for name, words in wrong.items():
-        raise ConfigError(f"{file}: settings.{name} is not {words}. {advice}")
+    for name, expected in wrong.items():
+        raise ConfigError(f"{file}: settings.{name} is not {expected}. {advice}")
     # The environment may be another than that of the run's command.
     return ShipSettings(tracking, path, SecretList.of(values.get("secrets"), {}))
 
@@ -172,14 +173,15 @@ class Shipping:
         """Wait until everything is shipped, the trackers no longer answer, or a further stop request comes into
         `stops`. Say which runs a tracker does not have, and how to ship them; return whether there are none.
         """
-        glanced_at = 0.0
-        for waited in finishing(self._processes.values(), stops):
-            if waited - glanced_at > PERIOD_SECS:  # this process was stopped itself, or its machine: it heard nobody
+        last_check_secs = 0.0
+        for waited_secs in finishing(self._processes.values(), stops):
+            # A gap between two checks: this process or its machine was stopped, so it has read no heartbeats.
+            if waited_secs - last_check_secs > PERIOD_SECS:
                 for process in self._processes.values():
                     process.forgive()
-            glanced_at = waited
+            last_check_secs = waited_secs
             for process in self._processes.values():
-                # One that runs ends itself when its tracker does not answer. One that is stopped, or frozen, cannot.
+                # A process that runs ends itself if its tracker does not answer. One that is stopped or frozen cannot.
                 if process.is_alive and process.silent_secs() > ANSWER_SECS:
                     process.end_frozen()
         for process in self._processes.values():
@@ -188,7 +190,7 @@ class Shipping:
             process.end()
         is_complete = True
         for process in self._processes.values():
-            if process.says_left():
+            if process.say_unshipped_runs():
                 is_complete = False
         return is_complete
 
@@ -224,37 +226,40 @@ class Shipping:
 
 
 class ShippingProcess:
-    """The process that ships to one tracker, started again when it dies; or another that follows folders.
+    """The process that ships to one tracker, started again when it dies. `runner.remote` has its process of the same
+    kind, which follows a folder and sends it to a bucket.
 
     Args:
-      name: the tracker's.
+      name: name of the tracker.
       env: environment of the process.
-      words: arguments of Python; (): those of the tracker's process.
-      label: what its lines begin with; '': those of the tracker.
+      python_args: arguments of Python; (): those of a tracker's process.
+      label: what the lines begin with that it prints; '': the label of the tracker.
 
     Attributes:
-      name: the tracker's.
+      name: name of the tracker.
       folders: the folders that it follows.
     """
 
-    def __init__(self, name: str, env: Mapping[str, str], words: Sequence[str] = (), label: str = "") -> None:
+    def __init__(self, name: str, env: Mapping[str, str], python_args: Sequence[str] = (), label: str = "") -> None:
         self.folders: list[Path] = []
         self.name = name
         self._env = env
-        self._words = words or ("-m", MODULE, "--to", name)
+        self._python_args = python_args or ("-m", MODULE, "--to", name)
         self._label = label or label_of(name)
         self._is_finishing = False
-        self._ended = threading.Event()
+        self._ended = threading.Event()  # `end` was called: the process is not started again
         self._lock = threading.Lock()  # guards the input of the process, its heartbeats, and which process it is
         self._monitor: HeartbeatMonitor | None = None
         self._child = self._start()
-        self._tender = threading.Thread(target=self._tend, daemon=True, name=f"ships to {name or label}")
-        self._tender.start()
+        self._restarting_thread = threading.Thread(
+            target=self._run_and_close_monitor, daemon=True, name=f"ships to {name or label}"
+        )
+        self._restarting_thread.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether it runs, or is started again, and was not ended."""
-        return self._tender.is_alive() and not self._ended.is_set()
+        return self._restarting_thread.is_alive() and not self._ended.is_set()
 
     def ship(self, folder: Path) -> None:
         with self._lock:
@@ -293,33 +298,34 @@ class ShippingProcess:
     def end(self) -> None:
         """End the process, whether or not everything is shipped."""
         with self._lock:
-            self._ended.set()  # before the kill, after which `_tend` would start it again
+            self._ended.set()  # before the kill, after which `_restart_until_ended` would start it again
             self._child.kill()
-        self._tender.join(END_SECS)  # a call to a file system that hangs may keep a killed process
+        self._restarting_thread.join(END_SECS)  # a call to a file system that hangs may keep a killed process
 
-    def says_left(self) -> bool:
+    def say_unshipped_runs(self) -> bool:
         """Say which runs the tracker does not have, and the command that ships them. Return whether there is one."""
-        rest = []
+        unshipped = []
         problem: str | None = None  # the first
         for folder in self.folders:
             if folder.is_dir():
                 shipped = Shipped.read(folder, self.name)
                 if not shipped.is_complete(folder):
-                    rest.append(folder)
+                    unshipped.append(folder)
                     problem = problem or shipped.problem
-        if not rest:
+        if not unshipped:
             return False
-        holder = holder_of(*(lock_file(folder, self.name) for folder in rest))
-        if holder:  # no process of ours could try: so whatever kept an earlier one is not the reason
+        holder = holder_of(*(lock_file(folder, self.name) for folder in unshipped))
+        if holder:  # our process could not even try, so a problem that an earlier process noted is not the reason
             problem = f"it is shipped by {holder}"
-        runs = ", ".join(relative(folder) for folder in rest[:MAX_NAMED])
-        if len(rest) > MAX_NAMED:
-            runs += f" and {len(rest) - MAX_NAMED} more"
-        are = "is" if len(rest) == 1 else "are"
-        tops = [folder for folder in rest if folder.parent not in rest]  # a sweep's folder stands for those of its jobs
+        runs = ", ".join(relative(folder) for folder in unshipped[:MAX_NAMED])
+        if len(unshipped) > MAX_NAMED:
+            runs += f" and {len(unshipped) - MAX_NAMED} more"
+        are = "is" if len(unshipped) == 1 else "are"
+        # In the command, a sweep's folder stands for the folders of its jobs.
+        folders_to_ship = [folder for folder in unshipped if folder.parent not in unshipped]
         what = (
             f"{runs} {are} not recorded completely. Nothing is lost: the journals have everything; "
-            f"ship later with: {ship_command(self.name, tops)}"
+            f"ship later with: {ship_command(self.name, folders_to_ship)}"
         )
         first, *lines = (problem or "").split("\n")
         if first:
@@ -328,11 +334,13 @@ class ShippingProcess:
         return True
 
     def _start(self) -> subprocess.Popen[str]:
-        with ExitStack() as theirs, ExitStack() as ours:
-            heard, heartbeat = pipe(ours, theirs)
+        """Start the process, with a new pipe for its heartbeats and a thread that prints its output."""
+        with ExitStack() as child_ends, ExitStack() as own_ends:
+            heartbeat_source, heartbeat = pipe(own_ends, child_ends)
             child = subprocess.Popen(
-                [sys.executable, "-u", *self._words],  # -u: its lines come at once, although they go into a pipe
-                # A line that a dead process did not read is not kept, and from Python 3.13 on complained of.
+                [sys.executable, "-u", *self._python_args],  # -u: its lines come at once, although they go into a pipe
+                # Unbuffered: a line that the process did not read before it died is not kept. Python 3.13 would print
+                # an error about it.
                 bufsize=0,
                 env={**self._env, HEARTBEAT: str(heartbeat)},
                 stdin=subprocess.PIPE,
@@ -343,11 +351,11 @@ class ShippingProcess:
                 start_new_session=True,  # Ctrl-C in the terminal does not reach it
                 pass_fds=(heartbeat,),
             )
-            ours.pop_all()
+            own_ends.pop_all()  # these stay open; `with` closes the child's
         self._close_monitor()
-        self._monitor = HeartbeatMonitor(heard)
+        self._monitor = HeartbeatMonitor(heartbeat_source)
         assert child.stdout is not None
-        self._repeating = start_pump(child.stdout, say)
+        self._output_thread = start_pump(child.stdout, say)
         return child
 
     def _close_monitor(self) -> None:
@@ -361,7 +369,7 @@ class ShippingProcess:
             self._child.stdin.write(f"{line}\n")
             self._child.stdin.flush()
 
-    def _tend(self) -> None:
+    def _run_and_close_monitor(self) -> None:
         try:
             self._restart_until_ended()
         finally:
@@ -376,13 +384,13 @@ class ShippingProcess:
             code = self._child.wait()
             was_steady = time.monotonic() - began > STEADY_SECS
             deaths = 1 if was_steady else deaths + 1
-            self._repeating.join(LAST_WORDS_SECS)  # a process that a user's class started may keep the pipe open
+            self._output_thread.join(LAST_WORDS_SECS)  # a process that a user's class started may keep the pipe open
             if self._ended.is_set() or (self._is_finishing and code in (0, NOT_ALL)):
                 return
             if code == -signal.SIGALRM:
                 say(f"{self._label}no answer for {ANSWER_SECS} s; the run ends without waiting for it.")
                 return
-            if deaths == 1:
+            if deaths == 1:  # further deaths in short succession are not said
                 what_continues = "training continues; the journals have everything"
                 say(f"{self._label}its process {describe_exit(code)} ({what_continues})")
             if deaths == MAX_DEATHS:
@@ -402,13 +410,13 @@ def finishing(processes: Collection[ShippingProcess], stops: Sequence[int]) -> I
     """Let processes end when they have shipped everything, side by side. Yield the seconds since then, at every
     glance, until they have ended, or there is a further stop request in `stops`.
     """
-    already = len(stops)
-    began = time.monotonic()
+    num_stops_before = len(stops)
+    began_at = time.monotonic()
     for process in processes:
         process.finish()
-    while any(process.is_alive for process in processes) and len(stops) == already:
+    while any(process.is_alive for process in processes) and len(stops) == num_stops_before:
         time.sleep(GLANCE_SECS)
-        yield time.monotonic() - began
+        yield time.monotonic() - began_at
 
 
 def ship_command(tracker: str, folders: Sequence[Path]) -> str:
@@ -425,9 +433,13 @@ def lock_file(folder: Path, tracker: str) -> Path:
     return folder / f".ship.{tracker}.lock"
 
 
-def heed_starter(heard: Callable[[str], None]) -> None:
-    """In a process of `ShippingProcess`: pass on each line of its starter, and '' when no more comes, which tells it to
-    finish. It outlives its starter, to send how the run ended. Until then it sends heartbeats.
+def heed_starter(on_line: Callable[[str], None]) -> None:
+    """Begin to follow the starter of this process, which a `ShippingProcess` started: send it heartbeats, ignore stop
+    signals, so that this process outlives it and sends how the run ended, and read its lines.
+
+    Args:
+      on_line: called in a thread with each line of the starter. '' is the last: the starter waits for the end of this
+        process, or is dead.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -436,7 +448,7 @@ def heed_starter(heard: Callable[[str], None]) -> None:
     def hear() -> None:
         while True:
             line = sys.stdin.readline().rstrip("\n")
-            heard(line)
+            on_line(line)
             if not line:  # '' also at the end of the input: the starter is dead
                 break
 

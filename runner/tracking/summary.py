@@ -32,10 +32,10 @@ _TYPES = {
     "seed": int,
 }
 
-_OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
+_FIELDS_OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 """Fields of the run's summary that a command may add although it only reads the run."""
 
-_OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
+_FIELDS_OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
               "peak_memory", "checkpoint", "predictions", "stopped_early", "error", "answer")  # fmt: skip
 
 MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "SCHEDULED", "running": "RUNNING"}
@@ -80,7 +80,7 @@ def outcome_of(code: int, stop_requested: bool, facts: Mapping[str, Any], reason
         return Outcome(FINISHED, "finished", None, facts)
     if code == INTERRUPTED:
         return Outcome(INTERRUPTED, "interrupted", None, {**facts, "interrupted_by": reason or None})
-    if stop_requested and facts.get("checkpoint"):
+    if stop_requested and facts.get("checkpoint"):  # the task failed while it stopped, but the run can be resumed
         return Outcome(INTERRUPTED, "interrupted", None, facts)
     if stop_requested:
         return Outcome(FAILED, "failed", noted or "stopped before it could save", facts, was_killed=True)
@@ -93,12 +93,13 @@ def outcome_of(code: int, stop_requested: bool, facts: Mapping[str, Any], reason
 def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the summary's facts from a run's journals: global_step, checkpoint, metrics, phases, ...
 
-    `exported` holds the lines about exports, `error` the last error, `answer` what an unrecorded command found.
+    `exported` holds the lines about exports, `error` the last error, `answer` what an unrecorded command found. Of
+    several lines about the same fact, the last one counts; phases and repeated steps are added.
     """
     facts: dict[str, Any] = {"phases": {}, "exported": []}
     for line in lines:
         match line.get("event"):
-            case "checkpoint":  # for runs without a result
+            case "checkpoint":  # a run that failed may have no `result`
                 facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
             case "repeated":
                 facts["repeated_steps"] = facts.get("repeated_steps", 0) + int(line["twice"])
@@ -111,7 +112,7 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 secs = facts["phases"].get(name, 0.0) + float(line["secs"])
                 facts["phases"][name] = round(secs, 3)
             case "built" | "result" | "error":
-                facts.update({name: line[name] for name in _OF_RESULT if name in line})
+                facts.update({name: line[name] for name in _FIELDS_OF_RESULT if name in line})
     facts["exports"] = [str(line["path"]) for line in facts["exported"]]
     return facts
 
@@ -161,23 +162,23 @@ def summary_of(
     }
 
 
-def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> dict[str, Any]:
+def after_reading(run_summary: Mapping[str, Any], reader_summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the summary of a run that a command has read: the run's own, with the results of that command.
 
     Args:
-      of_run: the run's summary so far; empty if nothing was trained in its folder.
-      of_reader: the command's summary.
+      run_summary: the run's summary so far; empty if nothing was trained in its folder.
+      reader_summary: the summary of the command.
     """
-    if of_run.get("command") not in TRAINING_RUNS:
-        return dict(of_reader)
-    found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
-    metrics = of_run.get("metrics") or {}
-    is_same = _name_of(of_run.get("checkpoint")) == _name_of(of_reader.get("checkpoint"))
+    if run_summary.get("command") not in TRAINING_RUNS:
+        return dict(reader_summary)
+    found = {name: reader_summary[name] for name in _FIELDS_OF_READERS if reader_summary.get(name) is not None}
+    metrics = run_summary.get("metrics") or {}
+    is_same = _name_of(run_summary.get("checkpoint")) == _name_of(reader_summary.get("checkpoint"))
     # Results for another checkpoint stay out of the run's summary; they are in the command's own summary.
-    if is_same or not of_run.get("checkpoint"):
+    if is_same or not run_summary.get("checkpoint"):
         metrics = {**metrics, **found.get("metrics", {})}
     found["metrics"] = metrics
-    return {**of_run, **found}
+    return {**run_summary, **found}
 
 
 def _name_of(checkpoint: Any) -> str:
@@ -185,17 +186,17 @@ def _name_of(checkpoint: Any) -> str:
 
 
 def read_summary(path: Path, *, is_quiet: bool = False) -> dict[str, Any]:
-    """Return the summary in the file `path`; {} if there is none. Values of a wrong type are left out and reported.
+    """Return the summary in the file `path`; {} if there is none. Values of a wrong type are left out, with a message.
 
     Args:
-      is_quiet: report nothing, because the file is read again for its facts.
+      is_quiet: print no message, because another reader of the file does.
     """
     summary = read_json(path) or {}
-    for name, wanted in _TYPES.items():
+    for name, expected_type in _TYPES.items():
         value = summary.get(name)
         if value is None:
             continue
-        is_right = isinstance(value, wanted)
+        is_right = isinstance(value, expected_type)
         if name == "exports" and is_right:
             is_right = all(isinstance(export, str) for export in value)
         if not is_right:

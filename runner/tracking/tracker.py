@@ -167,11 +167,11 @@ def exported_models(
             if path.is_dir():
                 newest[path.parent] = (path, line)
     names = [folder.name for folder in newest]
-    aliased = next((name for name in (*_ALIASED, *names) if name in names), None)
+    aliased_folder = next((name for name in (*_ALIASED, *names) if name in names), None)
     models = []
     for folder, (path, line) in newest.items():
         name = f"{prefix}-{folder.name}" if prefix else folder.name
-        alias_of_it = alias if folder.name == aliased else None
+        model_alias = alias if folder.name == aliased_folder else None
         model = ExportedModel(
             name,
             path,
@@ -179,7 +179,7 @@ def exported_models(
             line["tensors"]["outputs"],
             step=line.get("step") or 0,
             registered_name=registered_name,
-            alias=alias_of_it,
+            alias=model_alias,
         )
         models.append(model)
     return models

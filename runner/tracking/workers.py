@@ -100,9 +100,9 @@ class Launch:
         """
         secs = max(0.0, time.time() - self.began)
         journal.took("launch", max(0.0, secs - sum(self.phases.values())))
-        for name, of_phase in self.phases.items():
-            if of_phase >= SHOWN_SECS:  # nobody else was there to wait for
-                journal.took(name, of_phase)
+        for name, phase_secs in self.phases.items():
+            if phase_secs >= SHOWN_SECS:  # a phase is shorter if, for example, there was no other host to wait for
+                journal.took(name, phase_secs)
         return secs
 
 
@@ -148,13 +148,14 @@ def slowest_first(starts: Mapping[str, Start]) -> list[str]:
 
 
 def start_in(lines: Iterable[Mapping[str, Any]]) -> Start | None:
-    """Return the last start of a worker that reached its first step; None: there is none, or not known when it began.
+    """Return the last start of a worker that reached its first step. If no start did, return the last one that has
+    joined its cluster, as a parameter server does. None: there is neither, or it is not known when the start began.
 
     Args:
       lines: the events in its journal. A process that is started again writes on in the same one.
     """
-    found = None
-    ready = None
+    last_start = None
+    joined_start = None
     began: float | None = None
     phases: dict[str, float] = {}
     for line in lines:
@@ -168,16 +169,17 @@ def start_in(lines: Iterable[Mapping[str, Any]]) -> Start | None:
             name = str(line["name"])
             phases[name] = phases.get(name, 0.0) + float(line["secs"])
         elif event == "joined":
-            ready = _build_start(line["time"] - began, phases)
+            joined_start = _build_start(line["time"] - began, phases)
         elif event == "first_step":
             phases[FIRST_STEP] = float(line.get("secs", 0.0))
-            found = _build_start(line["time"] - began, phases)
+            last_start = _build_start(line["time"] - began, phases)
             began = None
-    return found or ready
+    return last_start or joined_start
 
 
 def _build_start(secs: float, phases: Mapping[str, float]) -> Start:
-    known = {name: round(of_phase, 3) for name, of_phase in phases.items()}
+    """Return a start that took `secs`, with a phase `other` for the seconds that `phases` does not have."""
+    known = {name: round(phase_secs, 3) for name, phase_secs in phases.items()}
     other = max(0.0, secs - sum(known.values()))
     return Start(round(secs, 3), {**known, "other": round(other, 3)})
 
@@ -325,11 +327,12 @@ def straggler_in(times: Mapping[str, StepTimes]) -> Straggler | None:
     slowest = times[task]
     others = [step_times for name, step_times in times.items() if name != task]
     median = _median(others, "own_secs")
+    # Name of a cause -> seconds per step that the slowest worker loses on the others by it.
     lost_by = {name: getattr(slowest, name) - _median(others, name) for name in ("input", "compute")}
     cause = max(lost_by, key=lambda name: lost_by[name])
     lost = slowest.own_secs - median
-    is_by_ratio = slowest.own_secs > MUCH_SLOWER * median
-    is_much = lost > max(SLOWER_SECS, SLOWER_SHARE * slowest.secs)
+    is_much_slower = slowest.own_secs > MUCH_SLOWER * median
+    loses_much = lost > max(SLOWER_SECS, SLOWER_SHARE * slowest.secs)
     return Straggler(
         task,
         secs=round(slowest.own_secs, DIGITS),
@@ -337,7 +340,7 @@ def straggler_in(times: Mapping[str, StepTimes]) -> Straggler | None:
         cause=cause,
         cause_secs=getattr(slowest, cause),
         cause_others=_median(others, cause),
-        is_told=is_by_ratio and is_much,
+        is_told=is_much_slower and loses_much,
     )
 
 
@@ -377,14 +380,14 @@ class StragglerWatch:
         self._journals.mark()
         self._say = say
         self._clock = clock
-        self._due = clock() + LOOK_SECS
+        self._looks_at = clock() + LOOK_SECS
         self._said: set[tuple[str, str]] = set()
 
     def look(self) -> None:
         """Read what the workers have noted since the last look, if it is time to."""
-        if self._clock() < self._due:
+        if self._clock() < self._looks_at:
             return
-        self._due = self._clock() + LOOK_SECS
+        self._looks_at = self._clock() + LOOK_SECS
         straggler = straggler_in(step_times_of(self._journals))
         self._journals.mark()
         if straggler is None or not straggler.is_told:

@@ -124,7 +124,7 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
     again = command_line(*words, "sweep.parallel=2", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("already finished, skipped") == 1 and f"sweep {url}: 2 jobs" in again.stdout
-    assert not Note.read(folder_in(tmp_path / "second")).left(fingerprints(folder_in(tmp_path / "second")))
+    assert not Note.read(folder_in(tmp_path / "second")).unsent(fingerprints(folder_in(tmp_path / "second")))
     here = command_line(*SWEEP, "sweep.dir=here", cwd=tmp_path)
     assert here.returncode == 0, here.stderr
     jobs = sorted(path.parent.name for path in (tmp_path / "here").glob("*/run.json"))
@@ -143,7 +143,7 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
     assert third.returncode == 0 and json.loads(third.stdout)["global_step"] in (20, STEPS), third.stderr
     last = command_line(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
     assert last.returncode == 0 and last.stderr.count("already finished, skipped") == 2, last.stderr
-    assert f"{jobs[0]}/summary.evaluate.json" in Store(url).objects() and not Store(url).places()
+    assert f"{jobs[0]}/summary.evaluate.json" in Store(url).objects() and not Store(url).leased_urls()
     assert (folder_in(tmp_path / "second") / jobs[0] / "summary.evaluate.json").exists()
     assert not [path for path in tmp_path.rglob("*") if ":" in path.name]
 
@@ -295,7 +295,7 @@ def test_a_run_goes_on_while_its_store_takes_nothing_and_then_sends_everything(
     (line,) = [line for line in start.said.read_text().splitlines() if "training continues" in line]
     assert line.startswith("remote: ") and url in line
     here = folder_in(tmp_path)
-    assert not Note.read(here).left(fingerprints(here))
+    assert not Note.read(here).unsent(fingerprints(here))
     assert f"model.ckpt-{chains.TOTAL}" in Store(url).fs.cat_file("checkpoint").decode()
 
 

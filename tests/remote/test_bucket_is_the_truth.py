@@ -52,7 +52,7 @@ def end(store: Store, mirror: Mirror, folder: Path) -> None:
     assert mirror.close() == ""
     number = store.highest()
     store.fs.pipe_file(f".lease/{number:08d}", json.dumps({**store.lease(number), "is_over": True}).encode())
-    assert not Note.read(folder).left(fingerprints(folder))
+    assert not Note.read(folder).unsent(fingerprints(folder))
 
 
 def run(store: Store, folder: Path, *steps: int) -> None:

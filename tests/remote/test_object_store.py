@@ -180,7 +180,7 @@ def test_what_says_that_a_run_is_over_is_sent_after_its_last_checkpoint(
 def test_a_state_that_changes_while_it_is_read_is_sent_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, real = tmp_path / "here", Note.left
+    folder, real = tmp_path / "here", Note.unsent
     save(folder, 1)
     sending = uploader(store, folder)
 
@@ -189,7 +189,7 @@ def test_a_state_that_changes_while_it_is_read_is_sent_again(
             save(folder, 2)
         return real(note, of)
 
-    monkeypatch.setattr(Note, "left", left)
+    monkeypatch.setattr(Note, "unsent", left)
     while not sending.send():
         pass
     assert fetched(store, tmp_path / "there") == "model.ckpt-2"

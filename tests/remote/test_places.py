@@ -128,9 +128,9 @@ def test_a_url_has_one_local_folder_and_a_missing_package_is_named(
 ) -> None:
     pytest.importorskip("fsspec")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    places = [local_folder("model_dir=", url) for url in ("memory://b/run", "memory://b/run/", "memory://c/run")]
-    assert places[0] == places[1] != places[2]
-    assert all(Path(place).parent == tmp_path / "estimator-runner" for place in places)
+    leased_urls = [local_folder("model_dir=", url) for url in ("memory://b/run", "memory://b/run/", "memory://c/run")]
+    assert leased_urls[0] == leased_urls[1] != leased_urls[2]
+    assert all(Path(place).parent == tmp_path / "estimator-runner" for place in leased_urls)
     assert Path(local_folder("model_dir=", "memory://b/run", str(tmp_path / "own"))).parent == tmp_path / "own"
     assert local_folder("model_dir=", "some/folder") == "some/folder"
     with pytest.raises(ConfigError, match="adlfs"):
@@ -164,4 +164,4 @@ def test_what_lies_below_a_url_that_was_written_to_belongs_to_it_and_no_url_is_a
         local_folder("model_dir=", url.removesuffix("/sweep"))
     writing(elsewhere)
     assert Store(url).lease(Store(url).highest())["folder"] != Store(url).lease(1)["folder"]
-    assert mirror_of(elsewhere).close() == "" and Store(url).places() == []
+    assert mirror_of(elsewhere).close() == "" and Store(url).leased_urls() == []

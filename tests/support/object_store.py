@@ -221,7 +221,7 @@ def catches_up(server: Proxy, store: Store, folder: Path, secs: float, size: int
     lease.end()
     assert set(store.objects()) == {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     note = Note.read(folder)
-    assert not note.left(fingerprints(folder)) and store.is_current(folder)
+    assert not note.unsent(fingerprints(folder)) and store.is_current(folder)
     # What a look at an object says of its version is what a listing does.
     marks = {name: mark_of(info) for name, info in store.objects().items()}
     assert all(marks.values()) and {name: version.mark for name, version in note.files.items()} == marks

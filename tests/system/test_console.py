@@ -18,7 +18,7 @@ from runner.system.console import (
     PlainProgress,
     Progress,
     RichProgress,
-    _filled,
+    _fill_lines,
     build_progress,
     format_age,
     format_bytes,
@@ -125,8 +125,8 @@ def test_nothing_is_cut_on_a_terminal_and_epochs_and_the_time_are_shown(width: i
 
 
 def test_many_facts_take_more_lines_and_none_is_divided() -> None:
-    assert _filled(["loss 0.25", "accuracy 0.5", "auc 1"], 24) == ["loss 0.25  accuracy 0.5", "auc 1"]
-    assert _filled(["a name that is wider than the screen"], 10) == ["a name that is wider than the screen"]
+    assert _fill_lines(["loss 0.25", "accuracy 0.5", "auc 1"], 24) == ["loss 0.25  accuracy 0.5", "auc 1"]
+    assert _fill_lines(["a name that is wider than the screen"], 10) == ["a name that is wider than the screen"]
 
 
 def test_a_phase_is_shown_with_its_time_while_it_lasts_and_leaves_nothing() -> None:

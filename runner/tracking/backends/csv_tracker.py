@@ -59,7 +59,7 @@ class CsvTracker(Tracker):
         path = self._folder / METRICS_FILE
         if not path.exists():
             return False
-        self._last_step = _mend(path)
+        self._last_step = _remove_cut_line(path)
         with open(path, newline="", encoding="utf-8") as file:
             self._columns = next(csv.reader(file), ["step"])[1:]
         if (self._folder / TAGS_FILE).exists():
@@ -69,16 +69,16 @@ class CsvTracker(Tracker):
         return True
 
     def log_points(self, points: Sequence[Point]) -> None:
-        rows: dict[int, dict[str, float]] = {}
+        rows: dict[int, dict[str, float]] = {}  # step -> column -> value
         for point in points:
             heading = " ".join(point.name.split())  # in one line
             rows.setdefault(point.step, {})[heading] = point.value
         known = set(self._columns)
-        new: dict[str, None] = {}  # in order, each once
+        new_headings: dict[str, None] = {}  # in order, each once
         for row in rows.values():
-            new |= dict.fromkeys(heading for heading in row if heading not in known)
-        if new or min(rows) <= self._last_step:
-            self._rewrite_metrics(rows, [*self._columns, *new])
+            new_headings |= dict.fromkeys(heading for heading in row if heading not in known)
+        if new_headings or min(rows) <= self._last_step:  # else the rows can be appended
+            self._rewrite_metrics(rows, [*self._columns, *new_headings])
         else:
             data = _csv_text(_row(step, rows[step], self._columns) for step in sorted(rows)).encode()
             path = self._folder / METRICS_FILE
@@ -94,10 +94,15 @@ class CsvTracker(Tracker):
         return relative(self._folder / METRICS_FILE)
 
     def _rewrite_metrics(self, rows: Mapping[int, Mapping[str, float]], columns: list[str]) -> None:
-        """Write the file again with `rows`, keyed by step, and with new columns."""
+        """Replace the file by one with new columns, and with `rows` merged into its rows by step.
+
+        Args:
+          rows: step -> its values, by column.
+          columns: the columns of the new file: those of the old one, then new ones.
+        """
         path = self._folder / METRICS_FILE
         pending = sorted(rows, reverse=True)  # the smallest step is taken first, from the end
-        padding = b"," * (len(columns) - len(self._columns)) + b"\n"
+        padding = b"," * (len(columns) - len(self._columns)) + b"\n"  # old rows have no values in the new columns
         with naming_need(path, path.stat().st_size), open(path, "rb") as old, replacing(path) as new:
             old.readline()
             new.write(_csv_text([["step", *columns]]).encode())
@@ -120,7 +125,7 @@ class CsvTracker(Tracker):
 
 
 def _cells_of(line: bytes, columns: Sequence[str]) -> dict[str, Any]:
-    """Return column -> text of each cell of a line that is not empty, but for that of the step."""
+    """Return column -> text of each cell of a row, without the step and empty cells."""
     cells = line.decode().rstrip("\n").split(",")  # only numbers, so nothing is quoted
     return {name: cell for name, cell in zip(columns, cells[1:], strict=True) if cell}
 
@@ -135,7 +140,7 @@ def _csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _mend(path: Path) -> int:
+def _remove_cut_line(path: Path) -> int:
     """Remove a last line that a crash left incomplete, and return the step of the last row; -1: there is none."""
     with open(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)

@@ -38,32 +38,33 @@ class HostMetrics:
         self._period_secs = float(env.get(PERIOD) or 10.0)
         self._prefix = f"system/{node}/" if node else "system/"
         self._name = node or "here"
-        self._over = threading.Event()
-        self._held = ExitStack()
+        self._has_ended = threading.Event()
+        self._exit_stack = ExitStack()
 
     def __enter__(self) -> HostMetrics:
         with suppress(Timeout, OSError):  # another process of this host measures it
             lock = FileLock(self._model_dir / f".{HOST}-{self._name}.lock", thread_local=False)
-            self._held.enter_context(lock.acquire(timeout=0))
+            self._exit_stack.enter_context(lock.acquire(timeout=0))
             thread = threading.Thread(target=self._measure, daemon=True, name="metrics of this host")
             thread.start()
-            self._held.callback(thread.join)
-            self._held.callback(self._over.set)
+            self._exit_stack.callback(thread.join)
+            self._exit_stack.callback(self._has_ended.set)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._held.close()
+        self._exit_stack.close()
 
     def _measure(self) -> None:
+        """In the thread: write a sample into the journal of this host once per period, until `__exit__`."""
         sample = build_sample()
         file = journal_path(self._model_dir, HOST, self._name)
         # The folder may be lost or the disk full, which the run itself reports.
         with suppress(OSError):
-            last = -1
+            last = -1  # the steps of this journal count measurements, and go on after those of an earlier start
             for line in iterate_journal(file, containing=b'"metrics"'):
                 last = line["step"]
             with closing(Journal(file)) as journal:
-                while not self._over.wait(self._period_secs):
+                while not self._has_ended.wait(self._period_secs):
                     last += 1
                     values = {f"{self._prefix}{name}": value for name, value in sample().items()}
                     journal.metrics(last, values)
@@ -76,6 +77,7 @@ def build_sample() -> Callable[[], dict[str, float]]:
     gpus = _find_gpus()
 
     def sample() -> dict[str, float]:
+        """Return what is measured now. The network's numbers count from the call of `build_sample`."""
         values = {"cpu_utilization_percentage": psutil.cpu_percent()}
         memory = psutil.virtual_memory()
         values["system_memory_usage_megabytes"] = memory.used / 1e6

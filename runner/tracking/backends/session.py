@@ -93,7 +93,7 @@ class ScriptRecord(NullRecord):
     _is_recording: bool = field(default=False, init=False)
     _journals: Journals | None = field(default=None, init=False)
     _had_checkpoint: bool = field(default=False, init=False)
-    _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+    _folder_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     @contextlib.contextmanager
     def recording(self, command: str, *, trains: bool, **settings: Any) -> Iterator[None]:
@@ -109,9 +109,10 @@ class ScriptRecord(NullRecord):
             yield
             return
         self._is_recording = True
-        ships = self.role in ("chief", "evaluator")
-        artifacts = Artifacts(self.model_dir, self.journal, ships, self.settings.takes_files)
+        keeps_files = self.role in ("chief", "evaluator")
+        artifacts = Artifacts(self.model_dir, self.journal, keeps_files, self.settings.takes_files)
         if self.role == "chief":
+            # Whatever only reads the run is recorded as evaluate, which leaves the run as it was.
             self._begin_run(command if trains else "evaluate", settings)
         self.journal.event("started", pid=os.getpid(), command=command)
         status = "failed"
@@ -138,10 +139,13 @@ class ScriptRecord(NullRecord):
         return HostMetrics(self.model_dir, os.environ)
 
     def _begin_run(self, command: str, settings: Mapping[str, Any], wait_secs: float = TIMEOUT_SECS) -> None:
+        """Take the folder's lock, note that a run has started, and begin to ship its journals. Without a backend, or if
+        another process has the lock, nothing is recorded, and `_journals` stays None.
+        """
         if not self.settings.backends:
             return
         try:
-            self._held.enter_context(alone_in(self.model_dir, timeout_secs=wait_secs))
+            self._folder_lock.enter_context(alone_in(self.model_dir, timeout_secs=wait_secs))
         except ConfigError as error:
             say(f"tracking: {error} (nothing is recorded; training continues)")
             return
@@ -160,11 +164,13 @@ class ScriptRecord(NullRecord):
         _shipping(os.getpid()).ship(self.model_dir)
 
     def _end_run(self, status: str, *, trains: bool) -> None:
+        """Note how the run ended, and release the folder. Its journals are shipped further meanwhile."""
         if self._journals is None:
             return
         models = exported_models(self._journals.events("exported").get("chief", ()), self.model_name)
-        is_over_early = trains and status != "finished" and not self._journals.events("first_step")
-        is_kept = is_over_early and self._had_checkpoint
+        ended_before_first_step = trains and status != "finished" and not self._journals.events("first_step")
+        # Such a start has changed nothing, so the run keeps the end of the start before it.
+        is_kept = ended_before_first_step and self._had_checkpoint
         tags = {}
         if is_kept:
             tags["last_failed_start"] = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}"
@@ -179,4 +185,4 @@ class ScriptRecord(NullRecord):
         write_end(self.model_dir, end)
         self._journals = None
         # After the line about the end: the next start, which waits for this lock, comes after it in the journal.
-        self._held.close()
+        self._folder_lock.close()

@@ -137,11 +137,11 @@ class UserTracker(Tracker):
             if os.environ.get(FULL_ERROR) == "1":
                 traceback.print_exception(error)
             frames = user_frames(traceback.extract_tb(error.__traceback__))
-            own = [str(frame) for frame in reversed(frames)][:SHOWN_FRAMES]
+            own_lines = [str(frame) for frame in reversed(frames)][:SHOWN_FRAMES]
             kind = type(error).__name__
             what = f"{method} raised {kind}" if method else f"cannot be made, {kind}"
             message = " ".join(str(error).split())
-            first = f"{what}: {message}"
-            if len(first) > MAX_LINE:
-                first = f"{first[: MAX_LINE - 1]}…"
-            raise TrackerError("\n  ".join([first, *own])) from error
+            first_line = f"{what}: {message}"
+            if len(first_line) > MAX_LINE:
+                first_line = f"{first_line[: MAX_LINE - 1]}…"
+            raise TrackerError("\n  ".join([first_line, *own_lines])) from error
