@@ -115,7 +115,7 @@ class _Values:
     """Follows the values of one module."""
 
     def __init__(self, tree: ast.AST) -> None:
-        shared = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop  # one object of each kind
+        shared = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop  # one object serves all places
         self._nodes = [node for node in ast.walk(tree) if not isinstance(node, shared)]  # outer nodes come first
         self._parents: dict[ast.AST, ast.AST] = {}
         for node in self._nodes:
@@ -128,26 +128,26 @@ class _Values:
         self._inside: dict[ast.AST, list[ast.AST]] = collections.defaultdict(list)  # scope -> its nodes
         self._assigned: dict[object, list[ast.expr]] = collections.defaultdict(list)  # name or attribute -> values
         for node in self._nodes:
-            self._place(node)
+            self._record_node(node)
         self._functions = self._functions_by_name()
         self._returned: dict[str, Made] = {}
         self._attributes: dict[tuple[ast.AST | None, str], Made] = {}
         self._params: dict[str, Made] = {}
-        for _ in range(4):  # as far as a value is followed from function to function
+        for _ in range(4):  # each time, values are followed one function further
             self._follow()
 
     # --- what a value is ------------------------------------------------------------------------------------------
 
-    def _place(self, node: ast.AST) -> None:
-        """Store the scope and class of a node, and the name that it binds. Its parent has been placed before."""
+    def _record_node(self, node: ast.AST) -> None:
+        """Store the scope and class of a node, and the name and values that it binds. Its parent must come first."""
         parent = self._parents.get(node)
         outer = None if parent is None else self._scopes[parent]
         if isinstance(node, _SCOPES) or outer is None:
             self._scopes[node] = _Scope(node, outer)
         else:
             self._scopes[node] = outer
-        around = None if parent is None else self._classes[parent]
-        self._classes[node] = node if isinstance(node, ast.ClassDef) else around
+        class_around = None if parent is None else self._classes[parent]
+        self._classes[node] = node if isinstance(node, ast.ClassDef) else class_around
         if outer is not None:
             self._inside[outer.node].append(node)
             name = name_bound_by(node)
@@ -171,7 +171,10 @@ class _Values:
         }
 
     def _follow(self) -> None:
-        """Find once what variables, attributes, arguments, results and params are made of what is known so far."""
+        """Find what made the values of variables, attributes, arguments, results and params, from what is known so far.
+
+        A value that goes through several functions is found only after several calls.
+        """
         for node in self._nodes:
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 made = self._made(node.value)
@@ -188,14 +191,15 @@ class _Values:
                 self._returned[name] = made
 
     def _assign(self, target: ast.expr, made: Made) -> None:
+        """Store what made the value of a variable or `self.x`, unless it is assigned in several places."""
         if isinstance(target, ast.Name):
             scope = self._scopes[target]
             if scope.stored[target.id] == 1:
                 scope.made[target.id] = made
         elif _is_of_self(target):
-            around = self._classes[target]
-            if around is not None and len(self._assigned[around, target.attr]) == 1:
-                self._attributes[around, target.attr] = made
+            class_around = self._classes[target]
+            if class_around is not None and len(self._assigned[class_around, target.attr]) == 1:
+                self._attributes[class_around, target.attr] = made
 
     def _pass_arguments(self, call: ast.Call) -> None:
         """Follow the arguments of a call of one of the module's functions."""
@@ -211,13 +215,13 @@ class _Values:
                 scope.made[name] = made
 
     def _made_by_function(self, function: ast.FunctionDef) -> Made | None:
-        """Return what every call of the function returns, if it is no list."""
+        """Return what made the function's result, by its first `return`; None if one may return a list, or if there is none."""
         inside = self._inside[function]
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in inside):
             return Made(_GENERATOR, ITERATOR)
         returned = [node.value for node in inside if isinstance(node, ast.Return) and node.value is not None]
-        kinds = [self._made(value) for value in returned]
-        return kinds[0] if kinds and None not in kinds else None
+        results = [self._made(value) for value in returned]
+        return results[0] if results and None not in results else None
 
     def _made_in_dict(self, value: ast.AST) -> Iterator[tuple[str, Made]]:
         """Yield (key, what made its value) of a dict that is written out, or of a variable with one."""
@@ -266,9 +270,10 @@ class _Values:
     def _resolved(self, name: ast.Name) -> _Scope | None:
         """Return the scope whose variable a name is; None: it is no variable of this module."""
         scope: _Scope | None = self._scopes[name]
-        own = scope
+        innermost = scope
+        # As in Python, functions in a class do not see the variables of the class.
         while scope is not None:
-            is_visible = scope is own or not isinstance(scope.node, ast.ClassDef)
+            is_visible = scope is innermost or not isinstance(scope.node, ast.ClassDef)
             if is_visible and scope.stored[name.id]:
                 return scope
             scope = scope.outer
@@ -280,7 +285,7 @@ class _Values:
         """Yield each finding."""
         refused: set[ast.AST] = set()
         for node in self._nodes:
-            for value, kinds in self._list_places(node):
+            for value, kinds in self._must_be_lists(node):
                 made = self._made(value)
                 if made is not None and made.kind in kinds:
                     refused.add(value)
@@ -289,7 +294,7 @@ class _Values:
                 yield from self._copied_params(node)
         yield from self._read_again(refused)
 
-    def _list_places(self, node: ast.AST) -> Iterator[tuple[ast.expr, frozenset[str]]]:
+    def _must_be_lists(self, node: ast.AST) -> Iterator[tuple[ast.expr, frozenset[str]]]:
         """Yield (part of the expression `node` that must be a list, the kinds of values that it must not be)."""
         if isinstance(node, ast.Subscript):
             is_read = isinstance(node.ctx, ast.Load)
@@ -298,9 +303,10 @@ class _Values:
             yield node.left, _ALL
             yield node.right, _ALL
         elif isinstance(node, ast.Call):
-            yield from self._list_arguments(node)
+            yield from self._arguments_of_lists(node)
 
-    def _list_arguments(self, call: ast.Call) -> Iterator[tuple[ast.expr, frozenset[str]]]:
+    def _arguments_of_lists(self, call: ast.Call) -> Iterator[tuple[ast.expr, frozenset[str]]]:
+        """Yield (object or argument of the call that must be a list, the kinds of values that it must not be)."""
         function = call.func
         if isinstance(function, ast.Attribute) and function.attr in (*_LIST_METHODS, *_LIST_METHODS_OF_RANGES):
             yield function.value, _ALL if function.attr in _LIST_METHODS else _NO_RANGES
@@ -314,7 +320,7 @@ class _Values:
             yield from _arguments_of_estimators(call, name)
 
     def _copied_params(self, call: ast.Call) -> Iterator[Found]:
-        """Yield views and generators in `params`, which an Estimator copies: Python cannot copy them."""
+        """Yield the views and generators in the `params` of an Estimator. It copies params, and Python cannot copy these."""
         name = self._names.dotted(call.func) or ""
         for keyword in call.keywords:
             if keyword.arg != "params" or not name.endswith(_PREMADE):
@@ -327,7 +333,10 @@ class _Values:
     # --- where it is read a second time ---------------------------------------------------------------------------
 
     def _read_again(self, refused: set[ast.AST]) -> Iterator[Found]:
-        """Yield the first use of each iterator that is read more than once."""
+        """Yield the first use of each iterator that is read more than once.
+
+        `refused` are the uses that are findings already.
+        """
         reads: dict[object, list[ast.expr]] = collections.defaultdict(list)
         for node in self._nodes:
             variable = self._variable(node)
@@ -335,8 +344,9 @@ class _Values:
                 reads[variable].append(node)
         for variable, nodes in reads.items():
             if any(self._is_argument_of(node, ("next",)) for node in nodes):
-                continue  # read step by step
+                continue  # a program that calls `next` takes the elements one by one
             nodes = [node for node in nodes if not self._is_argument_of(node, _NOT_READ) and self._is_read(node)]
+            # A use that may be repeated counts as two.
             times = sum(2 if self._is_read_often(node, variable) else 1 for node in nodes)
             if times > 1 and not self._exclude_each_other(nodes, variable):
                 made = self._made(nodes[0])
@@ -364,12 +374,14 @@ class _Values:
         """Report whether this use may read the iterator: it is not compared, tested or given another name."""
         parent = self._parents[node]
         if isinstance(parent, ast.Compare):
+            # `x in values` reads the iterator `values`; other comparisons do not.
             return node in parent.comparators and isinstance(parent.ops[0], ast.In | ast.NotIn)
         if isinstance(parent, ast.If | ast.IfExp | ast.BoolOp | ast.UnaryOp):
             return False
         if isinstance(parent, ast.keyword) and parent.arg == "params":
             return False
-        if isinstance(parent, ast.Dict):  # of params, which are copied
+        # A variable in a dict that is a keyword argument, such as params={...}, is copied there, and not read.
+        if isinstance(parent, ast.Dict):
             return not (isinstance(node, ast.Name) and self._is_copied(parent))
         return not isinstance(parent, ast.Assign)
 
@@ -377,21 +389,31 @@ class _Values:
         return isinstance(self._parents.get(display), ast.keyword)
 
     def _is_read_often(self, node: ast.AST, variable: object) -> bool:
-        """Report whether this one use may be executed more than once for one iterator."""
+        """Report whether this use may be executed more than once while the variable holds the same iterator.
+
+        Args:
+          node: the use.
+          variable: (function, class or module that has the variable, its name), as from `_variable`.
+        """
         assert isinstance(variable, tuple)
         home, name = variable
-        around = self._around_assignment(home, name)  # where it is made, it is made anew
+        around_assignment = self._nodes_around_assignment(
+            home, name
+        )  # a loop around the assignment makes a new iterator each time
         child = node
         parent = self._parents[node]
         while parent is not home:
             is_condition = isinstance(parent, ast.comprehension) and child in parent.ifs
             is_loop = isinstance(parent, _LOOPS) and not _is_source_of_loop(child, parent)
-            if is_condition or (is_loop and parent not in around):
+            if is_condition or (is_loop and parent not in around_assignment):
                 return True
             if isinstance(parent, _FUNCTIONS) and not isinstance(home, ast.ClassDef) and self._is_called_often(parent):
                 return True
-            is_model = isinstance(parent, ast.FunctionDef) and parent.name.endswith(("model_fn", "input_fn"))
-            if isinstance(home, ast.ClassDef) and is_model:
+            # An Estimator may call a method that is its model_fn or input_fn more than once.
+            is_called_by_estimator = isinstance(parent, ast.FunctionDef) and parent.name.endswith(
+                ("model_fn", "input_fn")
+            )
+            if isinstance(home, ast.ClassDef) and is_called_by_estimator:
                 return True
             if parent not in self._parents:
                 return False
@@ -399,31 +421,37 @@ class _Values:
             parent = self._parents[parent]
         return False
 
-    def _around_assignment(self, home: ast.AST, name: str) -> set[ast.AST]:
+    def _nodes_around_assignment(self, home: ast.AST, name: str) -> set[ast.AST]:
         """Return the nodes around the place where a variable of the function, class or module `home` is assigned."""
-        key = (home, name.removeprefix("self.")) if isinstance(home, ast.ClassDef) else name
-        found: set[ast.AST] = set()
-        for value in self._assigned[key]:
+        assigned_name = (home, name.removeprefix("self.")) if isinstance(home, ast.ClassDef) else name
+        around: set[ast.AST] = set()
+        for value in self._assigned[assigned_name]:
             if isinstance(home, ast.ClassDef) or self._scopes[value].node is home:
                 node: ast.AST = value
                 while node in self._parents:
                     node = self._parents[node]
-                    found.add(node)
-        return found
+                    around.add(node)
+        return around
 
     def _is_called_often(self, function: ast.AST) -> bool:
-        """Report whether a function may be called more than once: unless it is called in one place, outside of loops
-        and of other functions than `main`, and not given to somebody.
+        """Report whether a function may be called more than once.
+
+        It is called once if its name is used only in one call, which is outside of loops, and in no function that may
+        itself be called more than once. `main` is called once.
         """
         if not isinstance(function, ast.FunctionDef) or function.name not in self._functions:
             return True
-        used = [node for node in self._nodes if isinstance(node, ast.Name) and node.id == function.name]
-        calls = [self._parents[node] for node in used]
+        uses = [node for node in self._nodes if isinstance(node, ast.Name) and node.id == function.name]
+        parents_of_uses = [self._parents[node] for node in uses]
         if function.name == "main":
             return False
-        if len(calls) != 1 or not isinstance(calls[0], ast.Call) or calls[0].func is not used[0]:
+        if (
+            len(parents_of_uses) != 1
+            or not isinstance(parents_of_uses[0], ast.Call)
+            or parents_of_uses[0].func is not uses[0]
+        ):
             return True
-        child: ast.AST = calls[0]
+        child: ast.AST = parents_of_uses[0]
         parent = self._parents[child]
         while not isinstance(parent, ast.Module):
             if isinstance(parent, _LOOPS) and not _is_source_of_loop(child, parent):
@@ -439,9 +467,9 @@ class _Values:
         if any(self._is_read_often(node, variable) for node in nodes):
             return False
         branches = [self._branches(node) for node in nodes]
-        for index, own in enumerate(branches):
-            for other in branches[index + 1 :]:
-                if not any(other.get(test, branch) != branch for test, branch in own.items()):
+        for index, branches_of_node in enumerate(branches):
+            for branches_of_other in branches[index + 1 :]:
+                if not any(branches_of_other.get(test, branch) != branch for test, branch in branches_of_node.items()):
                     return False
         return True
 
