@@ -101,30 +101,33 @@ def v1_optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     return optimizer_of(given)
 
 
-def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, counts: bool = True) -> Any:
+def minimize(
+    optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, advances_global_step: bool = True
+) -> Any:
     """Return an operation that updates variables once.
 
     Args:
       optimizer: a result of `optimizer_of`.
       loss: float scalar.
       variables: the variables to update; None: all trainable variables.
-      counts: also advance the global step. False: the optimizer counts its updates in a variable of its own.
+      advances_global_step: also advance the global step. False: the optimizer counts its updates in a variable of
+        its own.
     """
     variables = [_plain(variable) for variable in variables or v1.trainable_variables()]
     global_step = v1.train.get_global_step()
     if hasattr(optimizer, "get_updates"):  # of Keras 2: a class may define it, and its `iterations` are a variable
-        if counts and global_step is not None:
+        if advances_global_step and global_step is not None:
             with contextlib.suppress(RuntimeError):  # model_fn has set them already
                 optimizer.iterations = global_step
         return optimizer.get_updates(loss, variables)[0]
     if isinstance(optimizer, v1.train.Optimizer):
-        counted = global_step if counts else None
+        counted = global_step if advances_global_step else None
         return optimizer.minimize(loss, counted, variables)
     gradients = tf.gradients(loss, variables)
     pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
     # A Keras optimizer returns no operation; the runner finds its writes in the trace.
     optimizer.apply_gradients(pairs)
-    if counts and global_step is not None:
+    if advances_global_step and global_step is not None:
         return tf.group(global_step.assign_add(1, read_value=False))
     return tf.no_op()
 

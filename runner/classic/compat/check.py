@@ -290,7 +290,7 @@ def _judge(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
 
 
 def _missing_in_dataset(use: Use, installed: Installed) -> str | None:
-    """Return the reason why a call of a dataset's method fails; None if it does not fail, or if `use` is no such call."""
+    """Return the reason why a call of a dataset's method fails; None if it works, or `use` is no such call."""
     method = use.name.removeprefix(".")
     if method == "map" and ARGUMENTS_OF_CONTRIB & {*use.keywords}:
         return _MAP_OF_CONTRIB
@@ -484,9 +484,9 @@ def summary(findings: Sequence[Finding]) -> str:
     if not findings:
         return "no use of TensorFlow"
     unsupported = [finding for finding in findings if finding.verdict == UNSUPPORTED]
-    without_fix = next((finding for finding in unsupported if finding.text.endswith(WITHOUT_FIX)), None)
-    if without_fix is not None:
-        verdict = f"cannot run here, for {without_fix.name} in {without_fix.file}, line {without_fix.line}: {without_fix.text}"
+    no_fix = next((finding for finding in unsupported if finding.text.endswith(WITHOUT_FIX)), None)
+    if no_fix is not None:
+        verdict = f"cannot run here, for {no_fix.name} in {no_fix.file}, line {no_fix.line}: {no_fix.text}"
     elif unsupported:
         verdict = "runs after the changes that the unsupported lines name"
     else:

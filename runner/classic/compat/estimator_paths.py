@@ -114,7 +114,8 @@ def _execute(module: types.ModuleType, below: str) -> None:
         vars(module).clear()
         vars(module).update(before)
         raise NotServed(f"{module.__name__}: 2.15's own code cannot run here, with this Keras: {error}") from error
-    keras_3: Any = ()  # the base class of models that cannot work, if `tf.keras` is Keras 3, which has no `experimental`
+    # The base class of models that cannot work: that of Keras 3, which has no `experimental`.
+    keras_3: Any = ()
     tf = vars(module).get("tf")
     if tf:
         if not hasattr(tf.keras, "experimental"):
@@ -182,8 +183,8 @@ def _with_exact_losses(create_estimator_spec: Callable[..., Any]) -> Callable[..
 
 
 def _find(name: str) -> str | None:
-    """Return the place of a name below `tensorflow_estimator.python.estimator`: MODULE, the runner's "module:attribute",
-    or SOURCE; None: it is not served.
+    """Return the place of a name below `tensorflow_estimator.python.estimator`: MODULE, SOURCE, or
+    "module:attribute" of the runner; None: the name is not served.
     """
     if name in _MODULES:
         return MODULE
@@ -242,8 +243,8 @@ _API_MODULE = re.compile(r"|python(\.estimator)?|_api|(_api\.)?_?v[12](\.v[12])?
 def _find_api(name: str) -> str | None:
     """Return the place of a name below `tensorflow_estimator`, such as `_api.v1.estimator.Estimator`.
 
-    MODULE: a module without names of tf.estimator. Names of tf.estimator are those of tf.compat.v1, unless the name says
-    v2. `estimator.inputs` is only in v1.
+    Names of tf.estimator are those of tf.compat.v1 unless the name says v2; `estimator.inputs` is only in v1. The
+    modules above them are MODULE.
     """
     match = _API_NAME.fullmatch(name)
     if match:

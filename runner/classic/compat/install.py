@@ -105,7 +105,7 @@ _VERSIONS = re.compile(r"tensorflow(\._api\.v2)?\.compat\.(v[12]\.compat\.)*(?P<
 
 
 def _put_on_tensorflow(tf: Any) -> None:
-    """Set the classic API's names on the module `tensorflow`, on tf.compat.v1 and v2, and on all loaded copies of these."""
+    """Set the classic API's names on the module `tensorflow`, and on all loaded copies of tf.compat.v1 and v2."""
     tf_estimator.connect_the_coordinator_alone(tf.distribute.ParameterServerStrategy, _with_coordinator, _kept_local)
     _put_on_v2(tf)
     tf_estimator.state_without_a_graph(tf.compat.v1.train.Optimizer)

@@ -119,8 +119,8 @@ class Installed:
         return any(self.has_private(f"{module}.{name}") for module in _star_imports(source))
 
     def _files(self, name: str) -> list[Path]:
-        """Return the `__init__.py` files that define the module `name`: TensorFlow's, and that of Keras if TensorFlow loads
-        the module from there. Empty: there is no such module.
+        """Return the `__init__.py` files that define the module `name`: TensorFlow's, and that of Keras if TensorFlow
+        loads the module from there. Empty: there is no such module.
         """
         own_folder = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
         folders = ["tensorflow" if name == "tensorflow" else own_folder]

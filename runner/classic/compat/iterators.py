@@ -215,7 +215,7 @@ class _Values:
                 scope.made[name] = made
 
     def _made_by_function(self, function: ast.FunctionDef) -> Made | None:
-        """Return what made the function's result, by its first `return`; None if one may return a list, or if there is none."""
+        """Return what made the function's result, by its first `return`; None if another may return a list."""
         inside = self._inside[function]
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in inside):
             return Made(_GENERATOR, ITERATOR)
@@ -320,7 +320,7 @@ class _Values:
             yield from _arguments_of_estimators(call, name)
 
     def _copied_params(self, call: ast.Call) -> Iterator[Found]:
-        """Yield the views and generators in the `params` of an Estimator. It copies params, and Python cannot copy these."""
+        """Yield the views and generators in the `params` of an Estimator: it copies params, but these have no copy."""
         name = self._names.dotted(call.func) or ""
         for keyword in call.keywords:
             if keyword.arg != "params" or not name.endswith(_PREMADE):

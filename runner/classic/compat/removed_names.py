@@ -260,8 +260,8 @@ def _is_set(node: ast.Attribute) -> bool:
 
 
 def _removed_methods(tree: ast.AST) -> Iterator[tuple[int, int, str, Version, str]]:
-    """Yield (line, column, method, Python version that removed it, what to write) for each call of such a method that the
-    program does not define itself.
+    """Yield (line, column, method, Python version that removed it, what to write) for each call of a removed method.
+    Methods with the name of a function of the program are left out.
     """
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):

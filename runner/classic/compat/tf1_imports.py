@@ -68,7 +68,7 @@ class Signs:
 
 
 def signs(tree: ast.AST, installed: Installed) -> Signs:
-    """Return the evidence in a source. If TensorFlow is not installed, `first_use_of_1` and `first_use_of_2` are None."""
+    """Return the evidence in a source. If TensorFlow is not installed, both first uses are None."""
     used = uses(tree)
     fields: dict[str, Any] = {"checks_version": _checks_version(tree, used), "has_dimensions": _has_dimensions(tree)}
     names_version_1 = any(use.name.startswith(f"{V1}.") for use in used)

@@ -193,8 +193,8 @@ _NO_STRINGS = "string_input_producer: there are no strings"
 def _rows(tensor: tf.Tensor, element_shape: Any, given: Given) -> Queue:
     """Return a queue of the rows of `tensor`: all rows of the first epoch, then those of the next.
 
-    The tensor is computed anew for each epoch, as by the enqueue operation of TensorFlow 1. `given` has `num_epochs`, `shuffle`
-    and `seed`.
+    The tensor is computed anew for each epoch, as by the enqueue operation of TensorFlow 1. `given` has `num_epochs`,
+    `shuffle` and `seed`.
     """
     graph = input_graph()
     shape = tensor.shape[1:].merge_with(element_shape)
