@@ -28,10 +28,15 @@ _NO_RANGES = _ALL - {RANGE}
 _ITERATORS = frozenset({ITERATOR})
 
 
-class Made(NamedTuple):
-    """What made a value that is no list: the function as users write it, and the kind of the value."""
+class Origin(NamedTuple):
+    """Where a value that is no list comes from.
 
-    shown: str
+    Attributes:
+      maker: what made it, as users write it: `map`, `.keys`, or _GENERATOR.
+      kind: ITERATOR, VIEW or RANGE.
+    """
+
+    maker: str
     kind: str
 
 
@@ -102,13 +107,13 @@ class _Scope:
       node: the node of the syntax tree.
       outer: the scope around it; None: this is the module.
       stored: variable -> number of places that bind it.
-      made: variable that is bound once -> what made its value.
+      origins: variable that is bound once -> what made its value.
     """
 
     node: ast.AST
     outer: _Scope | None
     stored: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    made: dict[str, Made] = dataclasses.field(default_factory=dict)
+    origins: dict[str, Origin] = dataclasses.field(default_factory=dict)
 
 
 class _Values:
@@ -130,9 +135,9 @@ class _Values:
         for node in self._nodes:
             self._record_node(node)
         self._functions = self._functions_by_name()
-        self._returned: dict[str, Made] = {}
-        self._attributes: dict[tuple[ast.AST | None, str], Made] = {}
-        self._params: dict[str, Made] = {}
+        self._returned: dict[str, Origin] = {}
+        self._attributes: dict[tuple[ast.AST | None, str], Origin] = {}
+        self._params: dict[str, Origin] = {}
         for _ in range(4):  # each time, values are followed one function further
             self._follow()
 
@@ -177,29 +182,29 @@ class _Values:
         """
         for node in self._nodes:
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                made = self._made(node.value)
-                if made is not None:
-                    self._assign(node.targets[0], made)
+                origin = self._origin_of(node.value)
+                if origin is not None:
+                    self._assign(node.targets[0], origin)
             elif isinstance(node, ast.Call):
                 self._pass_arguments(node)
                 for keyword in node.keywords:
                     if keyword.arg == "params":
-                        self._params |= dict(self._made_in_dict(keyword.value))
+                        self._params |= dict(self._origins_in_dict(keyword.value))
         for name, function in self._functions.items():
-            made = self._made_by_function(function)
-            if made is not None:
-                self._returned[name] = made
+            origin = self._origin_of_result(function)
+            if origin is not None:
+                self._returned[name] = origin
 
-    def _assign(self, target: ast.expr, made: Made) -> None:
+    def _assign(self, target: ast.expr, origin: Origin) -> None:
         """Store what made the value of a variable or `self.x`, unless it is assigned in several places."""
         if isinstance(target, ast.Name):
             scope = self._scopes[target]
             if scope.stored[target.id] == 1:
-                scope.made[target.id] = made
+                scope.origins[target.id] = origin
         elif _is_of_self(target):
             class_around = self._classes[target]
             if class_around is not None and len(self._assigned[class_around, target.attr]) == 1:
-                self._attributes[class_around, target.attr] = made
+                self._attributes[class_around, target.attr] = origin
 
     def _pass_arguments(self, call: ast.Call) -> None:
         """Follow the arguments of a call of one of the module's functions."""
@@ -210,20 +215,20 @@ class _Values:
         names = [argument.arg for argument in function.args.args]
         given = [*zip(names, call.args, strict=False), *((keyword.arg, keyword.value) for keyword in call.keywords)]
         for name, value in given:
-            made = self._made(value)
-            if name is not None and made is not None and scope.stored[name] == 1:
-                scope.made[name] = made
+            origin = self._origin_of(value)
+            if name is not None and origin is not None and scope.stored[name] == 1:
+                scope.origins[name] = origin
 
-    def _made_by_function(self, function: ast.FunctionDef) -> Made | None:
+    def _origin_of_result(self, function: ast.FunctionDef) -> Origin | None:
         """Return what made the function's result, by its first `return`; None if another may return a list."""
         inside = self._inside[function]
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in inside):
-            return Made(_GENERATOR, ITERATOR)
+            return Origin(_GENERATOR, ITERATOR)
         returned = [node.value for node in inside if isinstance(node, ast.Return) and node.value is not None]
-        results = [self._made(value) for value in returned]
+        results = [self._origin_of(value) for value in returned]
         return results[0] if results and None not in results else None
 
-    def _made_in_dict(self, value: ast.AST) -> Iterator[tuple[str, Made]]:
+    def _origins_in_dict(self, value: ast.AST) -> Iterator[tuple[str, Origin]]:
         """Yield (key, what made its value) of a dict that is written out, or of a variable with one."""
         if isinstance(value, ast.Name):
             assigned = self._assigned[value.id]
@@ -239,17 +244,17 @@ class _Values:
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
             pairs = [(str(keyword.arg), keyword.value) for keyword in value.keywords]
         for key, item in pairs:
-            made = self._made(item)
-            if made is not None:
-                yield key, made
+            origin = self._origin_of(item)
+            if origin is not None:
+                yield key, origin
 
-    def _made(self, value: ast.AST) -> Made | None:
+    def _origin_of(self, value: ast.AST) -> Origin | None:
         """Return what made the value of an expression; None if it may be a list, or anything else."""
         if isinstance(value, ast.GeneratorExp):
-            return Made(_GENERATOR, ITERATOR)
+            return Origin(_GENERATOR, ITERATOR)
         if isinstance(value, ast.Name):
             scope = self._resolved(value)
-            return scope.made.get(value.id) if scope is not None else None
+            return scope.origins.get(value.id) if scope is not None else None
         if _is_of_self(value):
             return self._attributes.get((self._classes[value], value.attr))
         key = _key_of_params(value)
@@ -260,12 +265,12 @@ class _Values:
         if isinstance(value.func, ast.Name):
             name = value.func.id
             if name in _KINDS and name not in self._rebound:
-                return Made(name, _KINDS[name])
+                return Origin(name, _KINDS[name])
             return self._returned.get(name)
         if isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS and not value.args:
-            return Made(f".{value.func.attr}", VIEW)
+            return Origin(f".{value.func.attr}", VIEW)
         name = self._names.dotted(value.func) or ""
-        return Made(name, ITERATOR) if name.startswith("itertools.") else None
+        return Origin(name, ITERATOR) if name.startswith("itertools.") else None
 
     def _resolved(self, name: ast.Name) -> _Scope | None:
         """Return the scope whose variable a name is; None: it is no variable of this module."""
@@ -286,10 +291,10 @@ class _Values:
         refused: set[ast.AST] = set()
         for node in self._nodes:
             for value, kinds in self._must_be_lists(node):
-                made = self._made(value)
-                if made is not None and made.kind in kinds:
+                origin = self._origin_of(value)
+                if origin is not None and origin.kind in kinds:
                     refused.add(value)
-                    yield value, made.shown, _as_list(value, made)
+                    yield value, origin.maker, _as_list(value, origin)
             if isinstance(node, ast.Call):
                 yield from self._copied_params(node)
         yield from self._read_again(refused)
@@ -325,10 +330,10 @@ class _Values:
         for keyword in call.keywords:
             if keyword.arg != "params" or not name.endswith(_PREMADE):
                 continue
-            for key, made in self._made_in_dict(keyword.value):
-                if made.kind == VIEW or made.shown == _GENERATOR:
-                    text = f"params are copied for each call, and {made.shown} cannot be copied: write list(...)"
-                    yield keyword.value, made.shown, f"params[{key!r}]: {text}"
+            for key, origin in self._origins_in_dict(keyword.value):
+                if origin.kind == VIEW or origin.maker == _GENERATOR:
+                    text = f"params are copied for each call, and {origin.maker} cannot be copied: write list(...)"
+                    yield keyword.value, origin.maker, f"params[{key!r}]: {text}"
 
     # --- where it is read a second time ---------------------------------------------------------------------------
 
@@ -349,15 +354,17 @@ class _Values:
             # A use that may be repeated counts as two.
             times = sum(2 if self._is_read_often(node, variable) else 1 for node in nodes)
             if times > 1 and not self._exclude_each_other(nodes, variable):
-                made = self._made(nodes[0])
-                assert made is not None
+                origin = self._origin_of(nodes[0])
+                assert origin is not None
                 text = "an iterator is empty after its first use, and this one is used more than once"
-                yield nodes[0], made.shown, f"{text}: write list(...) where {ast.unparse(nodes[0])} is made"
+                yield nodes[0], origin.maker, f"{text}: write list(...) where {ast.unparse(nodes[0])} is made"
 
     def _variable(self, node: ast.AST) -> object | None:
         """Return which variable, attribute or key of params is loaded here, if it holds an iterator; else None."""
-        made = self._made(node) if isinstance(getattr(node, "ctx", None), ast.Load) or _key_of_params(node) else None
-        if made is None or made.shown not in _READ_AGAIN:
+        origin = (
+            self._origin_of(node) if isinstance(getattr(node, "ctx", None), ast.Load) or _key_of_params(node) else None
+        )
+        if origin is None or origin.maker not in _READ_AGAIN:
             return None
         if isinstance(node, ast.Name):
             scope = self._resolved(node)
@@ -488,11 +495,11 @@ class _Values:
         return found
 
 
-def _as_list(value: ast.expr, made: Made) -> str:
+def _as_list(value: ast.expr, origin: Origin) -> str:
     """Return the text of the finding about a value that must be a list."""
-    if made.shown in (_GENERATOR, "range") or (made.kind == ITERATOR and made.shown not in _LISTS_BEFORE):
-        return f"it is {made.kind}, and a list is needed: write list({ast.unparse(value)})"
-    return f"Python 3 returns {made.kind} instead of a list: write list({ast.unparse(value)})"
+    if origin.maker in (_GENERATOR, "range") or (origin.kind == ITERATOR and origin.maker not in _LISTS_BEFORE):
+        return f"it is {origin.kind}, and a list is needed: write list({ast.unparse(value)})"
+    return f"Python 3 returns {origin.kind} instead of a list: write list({ast.unparse(value)})"
 
 
 def _same_as_builtins(nodes: Sequence[ast.AST]) -> set[str]:

@@ -258,7 +258,7 @@ class AttentionWrapper(rnn_cell.RNNCell):
         )
 
     def _packed(self, values: Sequence[Any]) -> Any:
-        """Return one value per mechanism as the state has them: a tuple, or the value itself if there is one mechanism."""
+        """Return one value per mechanism in the form of the state: a tuple, or with one mechanism the value itself."""
         return tuple(values) if self._is_multi else values[0]
 
     def zero_state(self, batch_size: Any, dtype: Any) -> AttentionWrapperState:

@@ -54,7 +54,7 @@ class DecoupledWeightDecayExtension:
         self._weight_decay_tensor = tf.convert_to_tensor(decay, name="weight_decay")
         super()._prepare()  # type: ignore[misc]
 
-    def _decay(self, variable: Any, rows: Any = None) -> Any:
+    def _build_decay(self, variable: Any, rows: Any = None) -> Any:
         """Build the operation that decays a variable; with `rows` (integers `[n]`), only these rows."""
         if self._decay_var_list is not None and _key(variable) not in self._decay_var_list:
             return tf.no_op()
@@ -64,11 +64,11 @@ class DecoupledWeightDecayExtension:
         return variable.scatter_sub(tf.IndexedSlices(rate * tf.gather(variable, rows), rows))
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        with tf.control_dependencies([self._decay(var)]):
+        with tf.control_dependencies([self._build_decay(var)]):
             return super()._resource_apply_dense(grad, var)  # type: ignore[misc]
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        with tf.control_dependencies([self._decay(var, indices)]):
+        with tf.control_dependencies([self._build_decay(var, indices)]):
             return super()._resource_apply_sparse(grad, var, indices)  # type: ignore[misc]
 
 

@@ -63,12 +63,12 @@ def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
     """
     if loss_fn is None:
         return
-    declared = arguments(loss_fn)
-    missing = [name for name in ("labels", "logits") if name not in declared]
-    unknown = [name for name in declared if name not in _LOSS_FN_ARGUMENTS]
+    names = arguments(loss_fn)
+    missing = [name for name in ("labels", "logits") if name not in names]
+    unknown = [name for name in names if name not in _LOSS_FN_ARGUMENTS]
     if missing or unknown:
         raise ValueError(
-            f"loss_fn has the arguments ({', '.join(declared)}). It must take labels and logits, and may take features; "
+            f"loss_fn has the arguments ({', '.join(names)}). It must take labels and logits, and may take features; "
             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
         )
 
