@@ -117,6 +117,7 @@ class EstimatorSpec(_Fields):
         if given["loss"] is not None:
             may_be_per_example = mode == ModeKeys.EVAL or (mode == ModeKeys.TRAIN and optimizer is not None)
             given["loss"] = _as_scalar(given["loss"], may_be_per_example=may_be_per_example)
+        # Noted before the default takes its place: `as_runner_spec` then passes none to the runner.
         has_own_outputs = given["export_outputs"] is not None
         if mode == ModeKeys.PREDICT and given["export_outputs"] != {}:
             given["export_outputs"] = outputs_of(given["predictions"], given["export_outputs"])

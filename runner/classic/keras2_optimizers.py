@@ -284,13 +284,14 @@ class RMSprop(KerasNamed):
     slots: ClassVar = {"rms": "ms", "momentum": "mom"}
 
     def _apply(self, grad: tf.Tensor, handle: Any) -> Any:
+        # As in Keras 2, without momentum epsilon is added to the root. TensorFlow's op adds it below the root.
         if "momentum" in self._initial_slots:
             return super()._apply(grad, handle)
         rho = self.setting("rho", handle)
         rms = self.get_slot(handle, "rms")
         variance = rho * rms + (1 - rho) * tf.square(grad)
         assignments = [rms.assign(variance, read_value=False)]
-        if "mg" in self.slots:
+        if "mg" in self.slots:  # CenteredRMSprop subtracts the square of the mean gradient
             mg = self.get_slot(handle, "mg")
             mean = rho * mg + (1 - rho) * grad
             variance -= tf.square(mean)

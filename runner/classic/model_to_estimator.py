@@ -197,6 +197,7 @@ class _Template:
             return spec._replace(loss=loss, eval_metric_ops=self._metrics(model, labels, outputs))
 
     def _signatures(self, predictions: Mapping[str, Any]) -> dict[str, Any]:
+        """Return signature name -> ExportOutput for `export_outputs` and the predictions; {} if none were given."""
         if not self._export_outputs:
             return {}
         classes = [name for name, output in self._export_outputs.items() if isinstance(output, type)]
@@ -253,7 +254,8 @@ class _Template:
         if rebuilt_shapes != given_shapes:
             raise ValueError(
                 f"model_to_estimator: when {self._model.name!r} is rebuilt, its weights have the shapes "
-                f"{rebuilt_shapes} instead of {given_shapes}. Call the model on a batch first, so that all weights exist."
+                f"{rebuilt_shapes} instead of {given_shapes}. Call the model on a batch first, so that all weights "
+                "exist."
             )
         names = [self._family.name(weight) for weight in model.weights]
         self.weights = dict(zip(names, self._values, strict=True))

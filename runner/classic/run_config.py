@@ -331,6 +331,11 @@ def _seed(seed: int | None, cluster: Cluster) -> int | None:
 
 
 def _model_dir(given: Any, in_tf_config: str | None) -> str | None:
+    """Return the model_dir of the argument `given` or of TF_CONFIG; None: neither has one.
+
+    Raises:
+      ValueError: that in TF_CONFIG is "", or the two differ.
+    """
     if given is not None:
         given = run_config.local_folder("RunConfig(model_dir=", os.fspath(given))
     if in_tf_config is None:

@@ -101,6 +101,11 @@ def as_warm_start(source: str | bytes | os.PathLike[str] | WarmStartSettings) ->
 
 
 def _listed(patterns: Any) -> list[Any]:
+    """Return vars_to_warm_start as a list of regular expressions or variables.
+
+    Raises:
+      ValueError: it is of another type, or a list has both.
+    """
     if patterns is None:
         return []
     if isinstance(patterns, str):

@@ -32,6 +32,7 @@ class Columns:
             self[name]
 
     def __getitem__(self, name: str) -> Any:
+        """Return the column `name`. It is made at the first call, after the columns that it is made of."""
         if name not in self._written:
             raise ValueError(f"model.params.columns has no column {name}.{_nearest(name, self._written)}")
         if name in self._being_made:

@@ -141,7 +141,7 @@ def _unsupported(
     """Return (verdict, text) about a name that does not exist, according to the code around its use.
 
     The program runs on, so that the verdict is CHANGED, if the code handles other versions of TensorFlow, or if the use
-    is only an import of a module that is refused later.
+    is an import, and only uses of the imported name are refused.
     """
     if use.line in lines_for_other_versions:
         return CHANGED, f"{reason}; the code around it supports several versions"
@@ -307,6 +307,7 @@ def _missing_in_dataset(use: Use, installed: Installed) -> str | None:
 
 
 def _known_differences(use: Use) -> Iterable[tuple[str, str, str]]:
+    """Yield (verdict, text, name) for what is known to differ about a use of a name that exists; often nothing."""
     if estimator_paths.is_of_source(use.name):
         yield CHANGED, _OWN_CODE, use.as_written
     elif space_of(estimator_paths.SPACES, use.name):

@@ -404,9 +404,8 @@ class _Values:
         """
         assert isinstance(variable, tuple)
         home, name = variable
-        around_assignment = self._nodes_around_assignment(
-            home, name
-        )  # a loop around the assignment makes a new iterator each time
+        # A loop around the assignment makes a new iterator each time.
+        around_assignment = self._nodes_around_assignment(home, name)
         child = node
         parent = self._parents[node]
         while parent is not home:
@@ -417,10 +416,8 @@ class _Values:
             if isinstance(parent, _FUNCTIONS) and not isinstance(home, ast.ClassDef) and self._is_called_often(parent):
                 return True
             # An Estimator may call a method that is its model_fn or input_fn more than once.
-            is_called_by_estimator = isinstance(parent, ast.FunctionDef) and parent.name.endswith(
-                ("model_fn", "input_fn")
-            )
-            if isinstance(home, ast.ClassDef) and is_called_by_estimator:
+            is_for_estimator = isinstance(parent, ast.FunctionDef) and parent.name.endswith(("model_fn", "input_fn"))
+            if isinstance(home, ast.ClassDef) and is_for_estimator:
                 return True
             if parent not in self._parents:
                 return False

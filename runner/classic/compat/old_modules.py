@@ -293,6 +293,7 @@ def _is_import_in_try() -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _lines_in_try(file: str) -> frozenset[int]:
+    """Return the line numbers of a source file that are in the body of a `try` with `except`."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # written for another Python version

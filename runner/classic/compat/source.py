@@ -114,7 +114,7 @@ class _Uses(source_names.Uses):
         # An argument with the name of an outer variable holds another value.
         datasets = self._datasets
         self._datasets = datasets - arguments
-        # A `serving_input_fn` returns no dataset: its placeholders are what a request gives.
+        # A `serving_input_fn` or ServingInputReceiver describes requests, and returns no data.
         is_input_fn = node.name.endswith("input_fn") and "erving" not in ast.unparse(node)
         self._depths[MODEL_FN] += is_model_fn
         self._depths[INPUT_FN] += is_input_fn
@@ -155,6 +155,7 @@ class _Uses(source_names.Uses):
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def visit_Assign(self, node: ast.Assign) -> None:
+        """Note which variables hold TensorFlow names, datasets, estimators and sessions."""
         super().visit_Assign(node)
         targets = {ast.unparse(target) for target in node.targets if isinstance(target, ast.Name | ast.Attribute)}
         for target in node.targets:
@@ -162,13 +163,14 @@ class _Uses(source_names.Uses):
         if self._makes_dataset(node.value):
             self._datasets |= targets
         else:
-            self._datasets -= targets
+            self._datasets -= targets  # the variable may hold anything from here on
         if self._makes_estimator(node.value):
             self._estimators |= targets
         if self._place == SCRIPT and self._makes_session(node.value):
             self._sessions |= targets
 
     def visit_Call(self, node: ast.Call) -> None:
+        """Record the call of a TensorFlow name, or of a method that may be a finding, and visit the arguments."""
         name = self.dotted(node.func)
         keywords = {keyword.arg: _is_none(keyword.value) for keyword in node.keywords if keyword.arg}
         if name is not None:

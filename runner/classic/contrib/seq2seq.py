@@ -569,6 +569,7 @@ class BeamSearchDecoder(Decoder):
             logits = self._divided(outputs)
             cell_state = tf.nest.map_structure(self._divided, cell_state)
             output, state = self._best(logits, cell_state, state)
+            # As in GreedyEmbeddingHelper, the inputs after the end are those of the start tokens.
             all_finished = tf.reduce_all(state.finished)
             ids = tf.where(
                 all_finished, tf.repeat(self._start_tokens[:, None], self._beam_width, 1), output.predicted_ids

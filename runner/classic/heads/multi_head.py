@@ -124,6 +124,9 @@ class MultiHead(base.Head):
         return eval_metrics
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        """Return the outputs of each head as `<head>/<signature>`, its default also as `<head>`, and `predict` with all
+        predictions.
+        """
         exported: dict[str, Any] = {}
         all_predictions: dict[str, Any] = {}
         for name, head in self._heads.items():

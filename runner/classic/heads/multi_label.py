@@ -109,6 +109,11 @@ def _values_of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor, first:
 
 
 def _ids_of_classes(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[Any] | None) -> list[int]:
+    """Return the ids of `classes`, which are ids or names in the vocabulary.
+
+    Raises:
+      ValueError: there is no such class.
+    """
     names = list(label_vocabulary or ())
     given = f"classes_for_class_based_metrics={list(classes)}"
     unknown = [name for name in classes if isinstance(name, str) and name not in names]
