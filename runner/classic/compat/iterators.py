@@ -361,9 +361,8 @@ class _Values:
 
     def _variable(self, node: ast.AST) -> object | None:
         """Return which variable, attribute or key of params is loaded here, if it holds an iterator; else None."""
-        origin = (
-            self._origin_of(node) if isinstance(getattr(node, "ctx", None), ast.Load) or _key_of_params(node) else None
-        )
+        is_loaded = isinstance(getattr(node, "ctx", None), ast.Load) or bool(_key_of_params(node))
+        origin = self._origin_of(node) if is_loaded else None
         if origin is None or origin.maker not in _READ_AGAIN:
             return None
         if isinstance(node, ast.Name):

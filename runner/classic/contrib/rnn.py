@@ -256,9 +256,8 @@ class FusedRNNCellAdaptor(_OfWholeSequence):
         self._use_dynamic_rnn = use_dynamic_rnn
 
     def __call__(self, inputs: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
-        if (
-            isinstance(inputs, list | tuple) and not self._use_dynamic_rnn
-        ):  # a step may be a nest of tensors, which cannot be stacked
+        # A step may be a nest of tensors, which cannot be stacked.
+        if isinstance(inputs, list | tuple) and not self._use_dynamic_rnn:
             return v1.nn.static_rnn(self._cell, inputs, *others, **named)  # its parameters have the same order
         return super().__call__(inputs, *others, **named)
 
