@@ -54,7 +54,7 @@ def main() -> int:
 
     install.importing_tensorflow = lambda: hidden_stderr(os.environ)
     script_run.begin(script_run.ScriptOptions(command, model_dir, options.strategy, tracking=options.tracking))
-    return _started(command, is_module=is_module)
+    return _run_command(command, is_module=is_module)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _started(command: Sequence[str], *, is_module: bool) -> int:
+def _run_command(command: Sequence[str], *, is_module: bool) -> int:
     """Run the script or module `command` with its arguments, and return the exit code."""
     from runner.classic.compat import tf1_imports
 
@@ -87,7 +87,7 @@ def _started(command: Sequence[str], *, is_module: bool) -> int:
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         else:
             sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
-            _run(command[0], sources.script(command[0]))
+            _run_as_main(command[0], sources.script(command[0]))
     except (AttributeError, ImportError) as error:
         # A missing package of another name (tensorflow_datasets) never was a name in TensorFlow.
         package = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else "tensorflow"
@@ -97,7 +97,7 @@ def _started(command: Sequence[str], *, is_module: bool) -> int:
     return FINISHED
 
 
-def _run(script: str, code: types.CodeType) -> None:
+def _run_as_main(script: str, code: types.CodeType) -> None:
     """Run the code as the main module, where absl and TensorFlow look for `main`."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=__builtins__)

@@ -73,8 +73,8 @@ def stop_if_higher_hook(
       run_every_secs: how often to read the event files, as in `make_early_stopping_hook`.
       run_every_steps: likewise.
     """
-    ends = functools.partial(_first_beyond, threshold, operator.gt, "above")
-    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
+    find_reason = functools.partial(_first_value_beyond, threshold, operator.gt, "above")
+    return _hook_on_metric(estimator, metric_name, find_reason, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_lower_hook(
@@ -82,8 +82,8 @@ def stop_if_lower_hook(
     run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
     """Like `stop_if_higher_hook`, but stops if the metric is below `threshold`."""
-    ends = functools.partial(_first_beyond, threshold, operator.lt, "below")
-    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
+    find_reason = functools.partial(_first_value_beyond, threshold, operator.lt, "below")
+    return _hook_on_metric(estimator, metric_name, find_reason, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_increase_hook(
@@ -93,8 +93,8 @@ def stop_if_no_increase_hook(
     """Return a hook that ends training when a metric has not exceeded its largest value for at least
     `max_steps_without_increase` global steps. Other arguments are as in `stop_if_higher_hook`.
     """
-    ends = functools.partial(_best_of_long_ago, max_steps_without_increase, operator.gt)
-    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
+    find_reason = functools.partial(_old_best_value, max_steps_without_increase, operator.gt)
+    return _hook_on_metric(estimator, metric_name, find_reason, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_decrease_hook(
@@ -104,8 +104,8 @@ def stop_if_no_decrease_hook(
     """Return a hook that ends training when a metric has not fallen below its smallest value for at least
     `max_steps_without_decrease` global steps. Other arguments are as in `stop_if_higher_hook`.
     """
-    ends = functools.partial(_best_of_long_ago, max_steps_without_decrease, operator.lt)
-    return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
+    find_reason = functools.partial(_old_best_value, max_steps_without_decrease, operator.lt)
+    return _hook_on_metric(estimator, metric_name, find_reason, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
@@ -129,44 +129,46 @@ class _StopWhen(Hook, tf.compat.v1.train.SessionRunHook):
     def __init__(self, should_stop_fn: Callable[[], bool], every: Every, *, is_chief: bool) -> None:
         self.every = Every(steps=every.steps)  # loops end at these steps; seconds are only checked between loops
         self._should_stop_fn = should_stop_fn
-        self._cadence = every
+        self._check_cadence = every
         self._is_chief = is_chief
-        self._asked = time.monotonic()
+        self._last_check = time.monotonic()
         self._calls = 0
 
     def begin(self, run: Run | None = None) -> None:
         self._calls = 0
-        if run is not None and self._ends():  # a session, which gives no run, asks after its first step
+        # In a MonitoredSession there is no run; `after_run` then checks after the first step.
+        if run is not None and self._should_stop():
             run.request_stop(_REASON)
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        if self._is_due(result.first_step - 1, result.last_step) and self._ends():
+        if self._is_due(result.first_step - 1, result.last_step) and self._should_stop():
             run.request_stop(_REASON)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._calls += 1
         is_due = self._calls == 1 or self._is_due(self._calls - 1, self._calls)
-        if is_due and self._ends():
+        if is_due and self._should_stop():
             run_context.request_stop()
 
     def _is_due(self, before: int, after: int) -> bool:
-        return self._cadence.due(before, after, time.monotonic() - self._asked)
+        return self._check_cadence.due(before, after, time.monotonic() - self._last_check)
 
-    def _ends(self) -> bool:
-        self._asked = time.monotonic()
+    def _should_stop(self) -> bool:
+        """Call `should_stop_fn` on the chief, and note the time of this check."""
+        self._last_check = time.monotonic()
         return self._is_chief and bool(self._should_stop_fn())
 
 
-def _watching(
-    estimator: Estimator, metric: str, ends: Callable[[Mapping[int, float]], str], eval_dir: str | None, min_steps: int,
-    run_every_secs: float | None, run_every_steps: int | None,
+def _hook_on_metric(
+    estimator: Estimator, metric: str, find_reason: Callable[[Mapping[int, float]], str], eval_dir: str | None,
+    min_steps: int, run_every_secs: float | None, run_every_steps: int | None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when `ends` returns a reason.
+    """Return a hook that ends training when `find_reason` returns a reason, which it logs.
 
     Args:
       estimator: the Estimator that trains.
       metric: tag of the metric in the event files.
-      ends: called with global step -> value of the metric; returns the reason to stop, or "".
+      find_reason: called with global step -> value of the metric; returns the reason to stop, or "".
       eval_dir: as in `stop_if_higher_hook`.
       min_steps: as in `stop_if_higher_hook`.
       run_every_secs: as in `make_early_stopping_hook`.
@@ -175,15 +177,19 @@ def _watching(
     eval_dir = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:
-        found = read_eval_metrics(eval_dir)
-        there = sorted(set().union(*found.values()))
-        if there and metric not in there:
+        metrics_of_steps = read_eval_metrics(eval_dir)
+        tags = sorted(set().union(*metrics_of_steps.values()))
+        if tags and metric not in tags:
             raise KeyError(
                 f"an early stopping hook reads the metric {metric!r}, but the evaluations in {eval_dir} only have: "
-                f"{', '.join(there)}. Change metric_name."
+                f"{', '.join(tags)}. Change metric_name."
             )
-        values = {step: metrics[metric] for step, metrics in found.items() if step >= min_steps and metric in metrics}
-        reason = ends(values)
+        values = {
+            step: metrics[metric]
+            for step, metrics in metrics_of_steps.items()
+            if step >= min_steps and metric in metrics
+        }
+        reason = find_reason(values)
         if reason:
             _log.info("Training stops early: %s is %s.", metric, reason)
         return bool(reason)
@@ -191,16 +197,18 @@ def _watching(
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 
 
-def _first_beyond(
-    threshold: float, passes: Callable[[float, float], bool], word: str, values: Mapping[int, float]
+def _first_value_beyond(
+    threshold: float, is_beyond: Callable[[float, float], bool], word: str, values: Mapping[int, float]
 ) -> str:
+    """Return a text about the first of `values`, global step -> value, that is beyond `threshold`; "": none is."""
     for step, value in values.items():
-        if passes(value, threshold):
+        if is_beyond(value, threshold):
             return f"{value:g} at step {step}, {word} {threshold:g}"
     return ""
 
 
-def _best_of_long_ago(max_steps: int, is_better: Callable[[float, float], bool], values: Mapping[int, float]) -> str:
+def _old_best_value(max_steps: int, is_better: Callable[[float, float], bool], values: Mapping[int, float]) -> str:
+    """Return a text about the best of `values`, global step -> value, if none was better for `max_steps`; else ""."""
     best: tuple[int, float] | None = None
     for step, value in values.items():
         if best is None or is_better(value, best[1]):

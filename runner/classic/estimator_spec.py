@@ -24,7 +24,7 @@ _Fields = collections.namedtuple(
     defaults=[None] * 10,  # type: ignore[misc]
 )
 _TENSOR = (tf.Tensor, tf.Variable)
-_NEEDS = {ModeKeys.TRAIN: ("train_op", "loss"), ModeKeys.EVAL: ("loss",), ModeKeys.PREDICT: ("predictions",)}
+_REQUIRED_FIELDS = {ModeKeys.TRAIN: ("train_op", "loss"), ModeKeys.EVAL: ("loss",), ModeKeys.PREDICT: ("predictions",)}
 
 
 def _is_metric(value: Any) -> bool:
@@ -36,15 +36,15 @@ def _is_metric(value: Any) -> bool:
     return is_keras and not isinstance(value, type)
 
 
-def _is_here(value: Any) -> bool:
+def _is_of_default_graph(value: Any) -> bool:
     """Report whether `value` belongs to the default graph. Variables and eager values belong to any."""
     if isinstance(value, tf.Variable) or tf.executing_eagerly():
         return True
-    here = tf.compat.v1.get_default_graph()
-    return getattr(value, "graph", here) is here
+    default_graph = tf.compat.v1.get_default_graph()
+    return getattr(value, "graph", default_graph) is default_graph
 
 
-def _itself(value: Any) -> list[Any]:
+def _as_one_part(value: Any) -> list[Any]:
     return [value]
 
 
@@ -52,28 +52,28 @@ def _values(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, Mapping) else [value]
 
 
-def _in_pairs(metrics: Mapping[str, Any]) -> list[Any]:
+def _tensors_of_pairs(metrics: Mapping[str, Any]) -> list[Any]:
     return tf.nest.flatten([metric for metric in metrics.values() if isinstance(metric, tuple)])
 
 
-_HERE = "it must be of the graph in which model_fn was called; make it inside model_fn, anew in each call"
+_OF_GRAPH = "it must be of the graph in which model_fn was called; make it inside model_fn, anew in each call"
 _PAIRS = "each must be a (value, update) tuple, a Keras metric, or a tensor with one value per example"
 _OUTPUTS = "each must be a PredictOutput, ClassificationOutput or RegressionOutput"
 
 _CHECKS: Sequence[tuple[str, Callable[[Any], list[Any]], Any, type[Exception], str]] = (
-    ("train_op", _itself, runs, TypeError, "it must be an Operation or a Tensor"),
-    ("train_op", _itself, _is_here, ValueError, _HERE),
-    ("loss", _itself, _TENSOR, TypeError, "it must be a Tensor"),
-    ("loss", _itself, _is_here, ValueError, _HERE),
+    ("train_op", _as_one_part, runs, TypeError, "it must be an Operation or a Tensor"),
+    ("train_op", _as_one_part, _is_of_default_graph, ValueError, _OF_GRAPH),
+    ("loss", _as_one_part, _TENSOR, TypeError, "it must be a Tensor"),
+    ("loss", _as_one_part, _is_of_default_graph, ValueError, _OF_GRAPH),
     ("predictions", _values, _TENSOR, TypeError, "it must be a Tensor, or a dict of Tensors"),
-    ("predictions", _values, _is_here, ValueError, _HERE),
-    ("export_outputs", _itself, dict, TypeError, "it must be a dict"),
+    ("predictions", _values, _is_of_default_graph, ValueError, _OF_GRAPH),
+    ("export_outputs", _as_one_part, dict, TypeError, "it must be a dict"),
     ("export_outputs", _values, export_outputs.ExportOutput, TypeError, _OUTPUTS),
-    ("eval_metric_ops", _itself, dict, TypeError, "it must be a dict"),
+    ("eval_metric_ops", _as_one_part, dict, TypeError, "it must be a dict"),
     ("eval_metric_ops", _values, _is_metric, TypeError, _PAIRS),
-    ("eval_metric_ops", _in_pairs, runs, TypeError, _PAIRS),
-    ("eval_metric_ops", _in_pairs, _is_here, ValueError, _HERE),
-    ("scaffold", _itself, tf.compat.v1.train.Scaffold, TypeError, "it must be a tf.compat.v1.train.Scaffold"),
+    ("eval_metric_ops", _tensors_of_pairs, runs, TypeError, _PAIRS),
+    ("eval_metric_ops", _tensors_of_pairs, _is_of_default_graph, ValueError, _OF_GRAPH),
+    ("scaffold", _as_one_part, tf.compat.v1.train.Scaffold, TypeError, "it must be a tf.compat.v1.train.Scaffold"),
 )
 """The checks in their order in TensorFlow 2.15: (field, function that returns the parts to check of a value other than
 None, what `fits` allows for a part, type of the exception if it does not fit, text of what is allowed)."""
@@ -109,14 +109,15 @@ class EstimatorSpec(_Fields):
         given = _Fields(*args, **fields)._asdict()
         mode = given["mode"]
         given["scaffold"] = given["scaffold"] or tf.compat.v1.train.Scaffold()
-        _check_needed(given, optimizer)
+        _check_required(given, optimizer)
         _check_types(given)
         for name in given:
             if name.endswith("_hooks"):
                 given[name] = tuple(checked("hook", given[name]))
         if given["loss"] is not None:
-            of_each = mode == ModeKeys.EVAL or (mode == ModeKeys.TRAIN and optimizer is not None)
-            given["loss"] = _as_scalar(given["loss"], of_each=of_each)
+            may_be_per_example = mode == ModeKeys.EVAL or (mode == ModeKeys.TRAIN and optimizer is not None)
+            given["loss"] = _as_scalar(given["loss"], may_be_per_example=may_be_per_example)
+        # Noted before the default takes its place: `as_runner_spec` then passes none to the runner.
         has_own_outputs = given["export_outputs"] is not None
         if mode == ModeKeys.PREDICT and given["export_outputs"] != {}:
             given["export_outputs"] = outputs_of(given["predictions"], given["export_outputs"])
@@ -153,8 +154,8 @@ class EstimatorSpec(_Fields):
         return model_fn.EstimatorSpec(**fields)
 
 
-def _check_needed(given: Mapping[str, Any], optimizer: Any) -> None:
-    for name in _NEEDS.get(str(given["mode"]), ()):
+def _check_required(given: Mapping[str, Any], optimizer: Any) -> None:
+    for name in _REQUIRED_FIELDS.get(str(given["mode"]), ()):
         is_made_by_optimizer = name == "train_op" and optimizer is not None
         if given[name] is None and not is_made_by_optimizer:
             raise ValueError(f"EstimatorSpec(mode={given['mode']!r}, {name}=None): {name} is required in this mode.")
@@ -162,6 +163,7 @@ def _check_needed(given: Mapping[str, Any], optimizer: Any) -> None:
 
 def _check_types(given: Mapping[str, Any]) -> None:
     for name, parts, allowed, error, text in _CHECKS:
+        # As in TensorFlow 2.15, export_outputs of other modes are not looked at.
         is_read = name != "export_outputs" or given["mode"] == ModeKeys.PREDICT
         if given[name] is None or not is_read:
             continue
@@ -170,18 +172,18 @@ def _check_types(given: Mapping[str, Any]) -> None:
                 raise error(f"EstimatorSpec({name}=...): {text}, but got {part!r}.")
 
 
-def _as_scalar(loss: Any, *, of_each: bool) -> Any:
+def _as_scalar(loss: Any, *, may_be_per_example: bool) -> Any:
     """Return the loss as a scalar.
 
     Args:
       loss: a tensor.
-      of_each: it may also be `[batch]`, one loss per example. A batch of unknown size is always allowed.
+      may_be_per_example: it may also be `[batch]`, one loss per example. A batch of unknown size is always allowed.
 
     Raises:
       ValueError: it has another number of elements than one.
     """
     shape = loss.shape
-    if shape.rank == 1 and shape != [1] and (of_each or shape.num_elements() is None):
+    if shape.rank == 1 and shape != [1] and (may_be_per_example or shape.num_elements() is None):
         return loss
     if shape.num_elements() not in (None, 1):
         raise ValueError(

@@ -62,17 +62,17 @@ class ProfilerHook(Hook, tf.compat.v1.train.SessionRunHook):
         if (save_steps is None) == (save_secs is None):
             raise ValueError(f"ProfilerHook(save_steps={save_steps}, save_secs={save_secs}): give exactly one of them.")
         self.every = _EachNth(steps=save_steps)
-        self._steps = save_steps
-        self._secs = save_secs
+        self._every_steps = save_steps
+        self._every_secs = save_secs
         self._folder = output_dir
-        self._last = time.monotonic()
+        self._last_profile = time.monotonic()
         self._is_running = False
 
     def before_step(self, run: Run, step: int) -> None:
-        if self._steps:
-            is_due = (step + 1) % self._steps == 0
+        if self._every_steps:
+            is_due = (step + 1) % self._every_steps == 0
         else:
-            is_due = time.monotonic() - self._last >= (self._secs or 0)
+            is_due = time.monotonic() - self._last_profile >= (self._every_secs or 0)
         if is_due:
             tf.profiler.experimental.start(self._folder or run.model_dir)
             self._is_running = True
@@ -83,7 +83,7 @@ class ProfilerHook(Hook, tf.compat.v1.train.SessionRunHook):
     def close(self, run: Run) -> None:
         if self._is_running:
             self._is_running = False
-            self._last = time.monotonic()
+            self._last_profile = time.monotonic()
             tf.profiler.experimental.stop()
 
 
@@ -126,33 +126,33 @@ class InMemoryEvaluatorHook(Hook, tf.compat.v1.train.SessionRunHook):
         hooks = checked("hook", hooks)
         self.every = Every(steps=every_n_iter)
         self._estimator = estimator
-        self._call = functools.partial(estimator.evaluate, input_fn, steps=steps, hooks=hooks, name=name)
-        self._evaluated: int | None = None
+        self._call_evaluate = functools.partial(estimator.evaluate, input_fn, steps=steps, hooks=hooks, name=name)
+        self._evaluated_step: int | None = None
         self._writers = EventWriters(is_on=estimator.config.tensorboard)
 
     def _evaluate(self) -> None:
         with self._estimator.events_in(self._writers):
-            self._call()
+            self._call_evaluate()
 
     def begin(self, run: Run) -> None:
-        self._evaluated = None
+        self._evaluated_step = None
 
     def before_step(self, run: Run, step: int) -> None:
-        if self._evaluated is None:
+        if self._evaluated_step is None:  # before the first step of this call of train
             assert isinstance(run, TrainingRun)
-            run.wait_for_checkpoint()
+            run.wait_for_checkpoint()  # the one that `evaluate` reads
             self._evaluate()
-            self._evaluated = step
+            self._evaluated_step = step
 
     def after_step(self, run: Run, result: StepResult) -> None:
         if self.every.due(result.first_step - 1, result.last_step):
             assert isinstance(run, TrainingRun)
             run.save()
             self._evaluate()
-            self._evaluated = run.global_step
+            self._evaluated_step = run.global_step
 
     def end(self, run: Run) -> None:
-        if self._evaluated != run.global_step:
+        if self._evaluated_step != run.global_step:
             self._evaluate()
 
     def close(self, run: Run) -> None:

@@ -61,10 +61,10 @@ def _checked_arrays(x: Any, y: Any) -> tuple[Any, Any]:
     if isinstance(y, Mapping) and not y:
         raise ValueError("numpy_input_fn(y={}): y is empty. Use y=None if there are no labels.")
     if isinstance(x, Mapping) and isinstance(y, Mapping):
-        both = [key for key in y if key in x]
-        if both:
-            shown = ", ".join(map(repr, both))
-            raise ValueError(f"numpy_input_fn: x and y have the same key: {shown}. Rename it in one.")
+        common = [key for key in y if key in x]
+        if common:
+            quoted = ", ".join(map(repr, common))
+            raise ValueError(f"numpy_input_fn: x and y have the same key: {quoted}. Rename it in one.")
     features = _arrays(x)
     labels = None if y is None else _arrays(y)
     sizes = {**_sizes("x", features), **_sizes("y", labels)}
@@ -168,6 +168,7 @@ def regressor_parse_example_spec(
 def _parse_spec(
     feature_columns: Any, label_key: str, shape: tuple[int, ...], dtype: tf.DType, default: Any, weight_column: Any
 ) -> dict[str, Any]:
+    """Return the parse spec of features, label and weight. `shape`, `dtype` and `default` are those of the label."""
     spec: dict[str, Any] = dict(tf.feature_column.make_parse_example_spec(feature_columns))
     _check_new(spec, label_key, "label_key")
     spec[label_key] = tf.io.FixedLenFeature(shape, dtype, default)
@@ -193,6 +194,7 @@ def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
       TypeError: `input_fn` cannot be called, or requires other arguments, as in tf.estimator.
     """
+    # An input function of this module returns tensors in a graph; the runner wants its dataset.
     input_fn = getattr(input_fn, "as_dataset", input_fn)
     if not callable(input_fn):
         raise TypeError(f"input_fn={input_fn!r} is not a function.")
@@ -200,7 +202,7 @@ def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(input_fn)
     except (TypeError, ValueError):  # some builtins have no signature
         return input_fn
-    bound = input_fn.keywords if isinstance(input_fn, functools.partial) else {}
+    bound_keywords = input_fn.keywords if isinstance(input_fn, functools.partial) else {}
     parameters = list(signature.parameters.values())
     missing: list[str] = []
     for parameter in parameters:
@@ -210,22 +212,25 @@ def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
             missing.append(parameter.name)
     if missing:
         raise TypeError(f"input_fn requires {', '.join(missing)}, but gets no more than {', '.join(ARGUMENTS)}.")
-    without_any = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-    if len(without_any) == len(parameters):
+    without_kwargs = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    if len(without_kwargs) == len(parameters):
         return input_fn
-    named = [parameter for parameter in without_any if parameter.name not in bound]
+    # `inspect` still lists the keywords that a partial has set.
+    named_parameters = [parameter for parameter in without_kwargs if parameter.name not in bound_keywords]
 
     @functools.wraps(getattr(input_fn, "func", input_fn))
     def called(**arguments: Any) -> Any:
         return input_fn(**arguments)
 
-    called.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    called.__signature__ = signature.replace(parameters=named_parameters)  # type: ignore[attr-defined]
     return called
 
 
 def _input_fn(
     data: Callable[[], tuple[Any, Any]], batch_size: int, num_epochs: int | None, shuffle: bool
 ) -> Callable[[], Any]:
+    """Return an input function over the arrays that `data` returns, (features, labels); None: there are no labels."""
+
     def as_dataset() -> tf.data.Dataset:
         features, labels = data()
         arrays = features if labels is None else (features, labels)
@@ -235,8 +240,9 @@ def _input_fn(
         return dataset.repeat(num_epochs).batch(batch_size)
 
     def input_fn() -> Any:
-        is_graph = not tf.executing_eagerly() and not tf.inside_function()
-        if is_graph or calls_input_fn(in_session=True):
+        # As in TensorFlow 1, a caller in a graph gets tensors.
+        is_graph_of_user = not tf.executing_eagerly() and not tf.inside_function()
+        if is_graph_of_user or calls_input_fn(in_session=True):
             return tf.compat.v1.data.make_one_shot_iterator(as_dataset()).get_next()
         return as_dataset()
 

@@ -55,8 +55,8 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         self._settings = {setting: self._values[setting] for setting in variables}
         self._initial_slots: dict[str, float] = {}
         for slot in self.slots:
-            has_none = slot == "momentum" and not self._values["momentum"]
-            if not has_none:
+            is_unused = slot == "momentum" and not self._values["momentum"]
+            if not is_unused:
                 self._initial_slots[slot] = self._values.get(f"initial_{slot}_value", 0.0)
         self._factor: Any = None
         self._scope: str | None = None
@@ -94,6 +94,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         return v1.variable_scope(self._scope, auxiliary_name_scope=False)
 
     def _create_settings(self) -> None:
+        """Make the variables of the settings and `iter`, unless they exist. Call this inside `_variable_scope()`."""
         if self._variables_by_name:
             return
         if self.iterations is None:
@@ -158,14 +159,14 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         """Return the learning rate of this update, a scalar with the dtype of the variable `like`. It is one tensor for
         all variables of a dtype and device, so that it is reported once.
         """
-        place = v1.get_default_graph(), like.device, like.dtype.base_dtype
-        if place not in self._rates:
+        key = v1.get_default_graph(), like.device, like.dtype.base_dtype
+        if key not in self._rates:
             if self._schedule is not None:
                 rate = tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
             else:
                 rate = self.setting("learning_rate", like) / (1 + self.setting("decay", like) * self.num_updates(like))
-            self._rates[place] = rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
-        return self._rates[place]
+            self._rates[key] = rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
+        return self._rates[key]
 
     def scale_rate(self, factor: tf.Tensor) -> None:
         """Multiply the learning rate by the float scalar `factor`, for `train.warmup_steps` and the like."""
@@ -217,22 +218,23 @@ class Adam(KerasNamed):
 
     def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         beta1, beta2, power1, power2 = self._betas(handle)
-        m = _decayed(self.get_slot(handle, "m"), beta1, indices, grad * (1 - beta1))
-        v = _decayed(self.get_slot(handle, "v"), beta2, indices, tf.square(grad) * (1 - beta2))
-        written: list[Any] = []
-        if "vhat" in self.slots:
-            largest = self.get_slot(handle, "vhat")
-            v = tf.maximum(largest.read_value(), v)
-            written.append(largest.assign(v, read_value=False))
+        m = _decay_and_add(self.get_slot(handle, "m"), beta1, indices, grad * (1 - beta1))
+        v = _decay_and_add(self.get_slot(handle, "v"), beta2, indices, tf.square(grad) * (1 - beta2))
+        assignments: list[Any] = []
+        if "vhat" in self.slots:  # AmsgradAdam divides by the largest v so far
+            largest_v = self.get_slot(handle, "vhat")
+            v = tf.maximum(largest_v.read_value(), v)
+            assignments.append(largest_v.assign(v, read_value=False))
         rate = self.rate(handle) * tf.sqrt(1 - power2) / (1 - power1)
         step = rate * m / (tf.sqrt(v) + self._values["epsilon"])
-        return tf.group(*written, handle.assign_sub(step, read_value=False))
+        return tf.group(*assignments, handle.assign_sub(step, read_value=False))
 
     def _betas(self, variable: Any) -> tuple[tf.Tensor, ...]:
+        """Return (beta_1, beta_2, and these to the power of the number of this update, from 1), scalars."""
         beta1 = self.setting("beta_1", variable)
         beta2 = self.setting("beta_2", variable)
-        now = self.num_updates(variable) + 1
-        return beta1, beta2, tf.pow(beta1, now), tf.pow(beta2, now)
+        update_number = self.num_updates(variable) + 1
+        return beta1, beta2, tf.pow(beta1, update_number), tf.pow(beta2, update_number)
 
 
 class AmsgradAdam(Adam):
@@ -254,12 +256,12 @@ class Adamax(Adam):
         beta1, beta2, power1, _ = self._betas(handle)
         m = self.get_slot(handle, "m")
         v = self.get_slot(handle, "v")
-        m_now = tf.gather(m, indices) * beta1 + grad * (1 - beta1)
-        v_now = tf.maximum(tf.gather(v, indices) * beta2, tf.abs(grad))
-        step = -self.rate(handle) / (1 - power1) * m_now / (v_now + self._values["epsilon"])
+        new_m = tf.gather(m, indices) * beta1 + grad * (1 - beta1)
+        new_v = tf.maximum(tf.gather(v, indices) * beta2, tf.abs(grad))
+        step = -self.rate(handle) / (1 - power1) * new_m / (new_v + self._values["epsilon"])
         return tf.group(
-            ops.ResourceScatterUpdate(resource=m.handle, indices=indices, updates=m_now),
-            ops.ResourceScatterUpdate(resource=v.handle, indices=indices, updates=v_now),
+            ops.ResourceScatterUpdate(resource=m.handle, indices=indices, updates=new_m),
+            ops.ResourceScatterUpdate(resource=v.handle, indices=indices, updates=new_v),
             ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=step),
         )
 
@@ -282,30 +284,31 @@ class RMSprop(KerasNamed):
     slots: ClassVar = {"rms": "ms", "momentum": "mom"}
 
     def _apply(self, grad: tf.Tensor, handle: Any) -> Any:
+        # As in Keras 2, without momentum epsilon is added to the root. TensorFlow's op adds it below the root.
         if "momentum" in self._initial_slots:
             return super()._apply(grad, handle)
         rho = self.setting("rho", handle)
         rms = self.get_slot(handle, "rms")
-        spread = rho * rms + (1 - rho) * tf.square(grad)
-        written = [rms.assign(spread, read_value=False)]
-        if "mg" in self.slots:
+        variance = rho * rms + (1 - rho) * tf.square(grad)
+        assignments = [rms.assign(variance, read_value=False)]
+        if "mg" in self.slots:  # CenteredRMSprop subtracts the square of the mean gradient
             mg = self.get_slot(handle, "mg")
             mean = rho * mg + (1 - rho) * grad
-            spread -= tf.square(mean)
-            written.append(mg.assign(mean, read_value=False))
-        step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
-        return tf.group(*written, handle.assign_sub(step, read_value=False))
+            variance -= tf.square(mean)
+            assignments.append(mg.assign(mean, read_value=False))
+        step = self.rate(handle) * grad / (tf.sqrt(variance) + self._values["epsilon"])
+        return tf.group(*assignments, handle.assign_sub(step, read_value=False))
 
     def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         if "momentum" in self._initial_slots:
             return super()._apply_rows(grad, handle, indices)
         rho = self.setting("rho", handle)
-        square = _decayed(self.get_slot(handle, "rms"), rho, indices, tf.square(grad) * (1 - rho))
-        spread = tf.gather(square, indices)
+        square = _decay_and_add(self.get_slot(handle, "rms"), rho, indices, tf.square(grad) * (1 - rho))
+        variance = tf.gather(square, indices)
         if "mg" in self.slots:
-            mean = _decayed(self.get_slot(handle, "mg"), rho, indices, grad * (1 - rho))
-            spread -= tf.square(tf.gather(mean, indices))
-        step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
+            mean = _decay_and_add(self.get_slot(handle, "mg"), rho, indices, grad * (1 - rho))
+            variance -= tf.square(tf.gather(mean, indices))
+        step = self.rate(handle) * grad / (tf.sqrt(variance) + self._values["epsilon"])
         return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-step)
 
 
@@ -336,8 +339,8 @@ class Ftrl(KerasNamed):
         return {"l1": l1, "l2": l2 + beta / (2 * self.rate(variable)), "lr_power": power}
 
 
-def _decayed(slot: Any, factor: tf.Tensor, indices: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
-    """Multiply a slot by `factor`, add `added` to its rows `indices`, and return its new value.
+def _decay_and_add(slot: Any, factor: tf.Tensor, indices: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
+    """Multiply a slot by `factor`, add `added` to its rows `indices`, and return its value after both.
 
     Args:
       slot: a variable `[rows, ...]`.

@@ -31,7 +31,7 @@ from runner.tf_private.optimizers import renewed_in
 
 v1 = tf.compat.v1
 
-_FORMATS = ("checkpoint", "saver", None)
+_CHECKPOINT_FORMATS = ("checkpoint", "saver", None)
 _WEIGHTS = os.path.join("keras", "keras_model.ckpt")
 
 
@@ -74,7 +74,7 @@ def model_to_estimator(
     """
     if (keras_model is None) == (not keras_model_path):
         raise ValueError("model_to_estimator: give exactly one of keras_model and keras_model_path.")
-    if checkpoint_format not in _FORMATS:
+    if checkpoint_format not in _CHECKPOINT_FORMATS:
         raise ValueError(
             f"model_to_estimator(checkpoint_format={checkpoint_format!r}): it must be 'checkpoint', 'saver' or None."
         )
@@ -85,7 +85,7 @@ def model_to_estimator(
         raise ValueError(
             f"model_to_estimator: {keras_model.name!r} is not compiled. Call model.compile(optimizer=, loss=) first."
         )
-    if checkpoint_format == "checkpoint" and not isinstance(keras_model, family.of_layers):
+    if checkpoint_format == "checkpoint" and not isinstance(keras_model, family.classes_with_layers):
         raise ValueError(
             f"model_to_estimator(checkpoint_format='checkpoint'): {keras_model.name!r} is of a class of your own, "
             "which needs the format 'saver'."
@@ -141,7 +141,7 @@ class _Template:
     """A Keras model; each call of `model_fn` builds a copy of it.
 
     Attributes:
-      weights: variable name in a trace -> value in the given model; {} until a copy has been built.
+      weights: variable name in a trace -> value in the given model; {} until a built copy has shown the names.
     """
 
     _family: _Family
@@ -152,40 +152,43 @@ class _Template:
     weights: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._optimizer = self._family.optimizers_of_before(self._model)
-        renewed = self._model.optimizer
-        if self._optimizer is not None:
-            renewed = self._family.keras.optimizers.legacy.SGD()  # `compile` requires one; this makes no variables
-        self._compile_with = _compiled_with(self._model, renewed)
+        self._make_legacy_optimizers = self._family.legacy_optimizers_maker(self._model)
+        optimizer_to_compile = self._model.optimizer
+        if self._make_legacy_optimizers is not None:
+            optimizer_to_compile = (
+                self._family.keras.optimizers.legacy.SGD()
+            )  # `compile` requires one; this makes no variables
+        self._compile_makers = _makers_of_compile_arguments(self._model, optimizer_to_compile)
         self._values: list[np.ndarray] = []
         if self._model.built:
             self._values = [np.array(weight) for weight in self._model.weights]
         # As in tf.estimator, a model that cannot be rebuilt is refused at once. In a graph this makes no values.
         with tf.Graph().as_default() as graph, keras_trace(graph), self._family.tracing():
-            self._note_weights(self._rebuilt())
+            self._store_weights(self._rebuild())
 
     def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        """Return the EstimatorSpec of a new copy of the model. The first call may also set `weights`."""
         sample_weights = None
         if isinstance(features, Mapping) and set(features) == {"features", "sample_weights"}:
             sample_weights = features["sample_weights"]
             features = features["features"]
         with self._family.tracing():
-            model = self._rebuilt()
-            inputs = _named(model, features)
-            model = self._family.begun_with(model, inputs)
-            model.compile(**{name: make() for name, make in self._compile_with.items()})
+            model = self._rebuild()
+            inputs = _as_model_inputs(model, features)
+            model = self._family.with_known_input(model, inputs)
+            model.compile(**{name: make() for name, make in self._compile_makers.items()})
             outputs = model(inputs, training=mode == ModeKeys.TRAIN)
-            self._note_weights(model)
+            self._store_weights(model)
             predictions = dict(zip(_output_names(model, outputs), tf.nest.flatten(outputs), strict=True))
             spec = EstimatorSpec(mode, predictions, export_outputs=self._signatures(predictions))
             if mode == ModeKeys.PREDICT:
                 return spec
-            labels = _by_outputs(model, outputs, labels)
-            sample_weights = _by_outputs(model, outputs, sample_weights, are_weights=True)
-            more: dict[str, Any] = {}
+            labels = _in_structure_of_outputs(model, outputs, labels)
+            sample_weights = _in_structure_of_outputs(model, outputs, sample_weights, are_weights=True)
+            keras_3_arguments: dict[str, Any] = {}
             if self._family.loss_takes_training:
-                more["training"] = mode == ModeKeys.TRAIN
-            loss = model.compute_loss(features, labels, outputs, sample_weights, **more)
+                keras_3_arguments["training"] = mode == ModeKeys.TRAIN
+            loss = model.compute_loss(features, labels, outputs, sample_weights, **keras_3_arguments)
             if mode == ModeKeys.TRAIN:
                 if self._metric_names:  # checked in each mode, as in tf.estimator
                     self._metrics(model, labels, outputs)
@@ -194,17 +197,19 @@ class _Template:
             return spec._replace(loss=loss, eval_metric_ops=self._metrics(model, labels, outputs))
 
     def _signatures(self, predictions: Mapping[str, Any]) -> dict[str, Any]:
+        """Return signature name -> ExportOutput for `export_outputs` and the predictions; {} if none were given."""
         if not self._export_outputs:
             return {}
         classes = [name for name, output in self._export_outputs.items() if isinstance(output, type)]
-        _chosen(predictions, classes, "export_outputs: the outputs of the model")
+        _values_by_name(predictions, classes, "export_outputs: the outputs of the model")  # for its error
         signatures: dict[str, Any] = {DEFAULT: PredictOutput(dict(predictions))}
         for name, output in self._export_outputs.items():
             signatures[name] = output(predictions[name]) if name in classes else output
         return signatures
 
     def _optimizer_of(self, model: Any) -> Any:
-        optimizers = [model.optimizer] if self._optimizer is None else list(self._optimizer())
+        """Return the optimizer of the trainable variables of a copy of the model, or one for each of its parts."""
+        optimizers = [model.optimizer] if self._make_legacy_optimizers is None else list(self._make_legacy_optimizers())
         parts = [model]
         if len(optimizers) > 1:
             # The only models with several optimizers are those of the class WideDeepModel, which has one for each part.
@@ -212,49 +217,57 @@ class _Template:
         names = [self._names_of_trained(part) for part in parts]
         # tf_keras makes the variables of a frozen layer trainable, too.
         trainable = {variable.name.partition(":")[0] for variable in v1.trainable_variables()}
-        if len(names) == 1 and names[0] >= trainable:
+        if len(names) == 1 and names[0] >= trainable:  # no variable has to be left out
             return optimizers[0]
         return InParts(optimizers, names)
 
     def _names_of_trained(self, model: Any) -> set[str]:
         return {self._family.name(weight) for weight in model.trainable_weights}
 
-    def _rebuilt(self) -> Any:
+    def _rebuild(self) -> Any:
         """Return a copy of the given model with new variables."""
         try:
             with self._family.keras.utils.custom_object_scope(dict(self._custom_objects)):
-                if isinstance(self._model, self._family.of_layers):
+                if isinstance(self._model, self._family.classes_with_layers):
                     return self._family.clone(self._model)
                 return type(self._model).from_config(self._model.get_config())
         except Exception as error:
-            said = (
+            hint = (
                 f"model_to_estimator: a {type(self._model).__name__} cannot be rebuilt from its config. Define "
                 "get_config and from_config in its class, give custom_objects=, or build the model in a model_fn."
             )
             if isinstance(error, NotImplementedError):
-                raise ValueError(said) from error
-            error.add_note(said)
+                raise ValueError(hint) from error
+            error.add_note(hint)
             raise
 
-    def _note_weights(self, model: Any) -> None:
+    def _store_weights(self, model: Any) -> None:
+        """Set `weights` by the names that a copy of the model has, unless they are set, or the copy is not built yet.
+
+        Raises:
+          ValueError: the weights of the copy have other shapes than those of the given model.
+        """
         if self.weights or not self._values or not model.built:
             return
-        ours = [tuple(weight.shape) for weight in model.weights]
-        theirs = [tuple(value.shape) for value in self._values]
-        if ours != theirs:
+        rebuilt_shapes = [tuple(weight.shape) for weight in model.weights]
+        given_shapes = [tuple(value.shape) for value in self._values]
+        if rebuilt_shapes != given_shapes:
             raise ValueError(
-                f"model_to_estimator: when {self._model.name!r} is rebuilt, its weights have the shapes {ours} instead "
-                f"of {theirs}. Call the model on a batch first, so that all weights exist."
+                f"model_to_estimator: when {self._model.name!r} is rebuilt, its weights have the shapes "
+                f"{rebuilt_shapes} instead of {given_shapes}. Call the model on a batch first, so that all weights "
+                "exist."
             )
         names = [self._family.name(weight) for weight in model.weights]
         self.weights = dict(zip(names, self._values, strict=True))
 
     def _metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
-        found = self._family.metrics(model, labels, outputs)
+        metric_by_name = self._family.metrics(model, labels, outputs)
         names = self._metric_names
-        if names and found and set(names) != set(found):
-            raise ValueError(f"metric_names_map names {[*names]}, but the metrics given to compile are {[*found]}.")
-        return {names.get(name, name): metric for name, metric in found.items()}
+        if names and metric_by_name and set(names) != set(metric_by_name):
+            raise ValueError(
+                f"metric_names_map names {[*names]}, but the metrics given to compile are {[*metric_by_name]}."
+            )
+        return {names.get(name, name): metric for name, metric in metric_by_name.items()}
 
 
 class _Family:
@@ -265,7 +278,7 @@ class _Family:
     def __init__(self, keras: Any) -> None:
         self.keras = keras
         some_input = keras.Input([1])
-        self.of_layers = (keras.Sequential, type(keras.Model(some_input, some_input)))
+        self.classes_with_layers = (keras.Sequential, type(keras.Model(some_input, some_input)))
 
     def is_compiled(self, model: Any) -> bool:
         return bool(model.compiled)
@@ -278,7 +291,7 @@ class _Family:
         """Return the name that a weight has in the checkpoint."""
         return str(weight.path)
 
-    def optimizers_of_before(self, model: Any) -> Callable[[], Sequence[Any]] | None:
+    def legacy_optimizers_maker(self, model: Any) -> Callable[[], Sequence[Any]] | None:
         """Return a function that makes the optimizers with which tf.estimator trained this model. None: the model's own
         optimizer is used.
 
@@ -289,24 +302,25 @@ class _Family:
 
     def metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
         """Return name in `fit` -> metric, of those given to `compile`."""
-        given = next((metric for metric in model.metrics if hasattr(metric, "metrics")), None)
-        if given is None:
+        # Keras keeps the metrics given to `compile` in one object, which has a list `metrics` itself.
+        compiled_metrics = next((metric for metric in model.metrics if hasattr(metric, "metrics")), None)
+        if compiled_metrics is None:
             return {}
-        if not given.built:
-            given.build(labels, outputs)
-        return dict(zip(given.result(), given.metrics, strict=True))
+        if not compiled_metrics.built:
+            compiled_metrics.build(labels, outputs)
+        return dict(zip(compiled_metrics.result(), compiled_metrics.metrics, strict=True))
 
-    def begun_with(self, model: Any, inputs: Any) -> Any:
-        """Return the copy of a model, ready to be called on `inputs`."""
+    def with_known_input(self, model: Any, inputs: Any) -> Any:
+        """Return the copy of a model, ready to be called on `inputs`: `model` itself, or a new model of its layers."""
         return model
 
     def clone(self, model: Any) -> Any:
         """Return an uncompiled model with copies of the layers."""
         # clone_model would also copy the compilation, which reads eager values.
         with mock.patch.object(model, "compiled", False):
-            return self.keras.models.clone_model(model, clone_function=self._cloned)
+            return self.keras.models.clone_model(model, clone_function=self._clone_layer)
 
-    def _cloned(self, layer: Any) -> Any:
+    def _clone_layer(self, layer: Any) -> Any:
         if isinstance(layer, self.keras.layers.Lambda):  # safe: it was made in this process, not loaded from a file
             return type(layer).from_config(layer.get_config(), safe_mode=False)
         return type(layer).from_config(layer.get_config())
@@ -321,26 +335,27 @@ class _Keras2(_Family):
 
     loss_takes_training = False
 
-    def optimizers_of_before(self, model: Any) -> Callable[[], Sequence[Any]] | None:
-        given = model.optimizer if isinstance(model.optimizer, list | tuple) else [model.optimizer]
-        makers = [self._of_before(optimizer) for optimizer in given]
-        if makers == [None]:
+    def legacy_optimizers_maker(self, model: Any) -> Callable[[], Sequence[Any]] | None:
+        own_optimizers = model.optimizer if isinstance(model.optimizer, list | tuple) else [model.optimizer]
+        makers = [self._legacy_optimizer_maker(optimizer) for optimizer in own_optimizers]
+        if makers == [None]:  # the model's only optimizer has no counterpart
             return None
 
         def make_all() -> list[Any]:
             optimizers = []
-            for make, optimizer in zip(makers, given, strict=True):
+            for make, optimizer in zip(makers, own_optimizers, strict=True):
                 if make is None:
-                    make = _recipe(optimizer)
+                    make = _copy_maker(optimizer)
                 optimizers.append(make())
             return optimizers
 
         return make_all
 
-    def _of_before(self, optimizer: Any) -> Callable[[], Any] | None:
-        given = getattr(optimizer, "optimizer", None)  # `compile` wraps an optimizer of TensorFlow 1
-        if isinstance(given, v1.train.Optimizer):
-            return lambda: renewed_in(given, "training")
+    def _legacy_optimizer_maker(self, optimizer: Any) -> Callable[[], Any] | None:
+        """Return a function that makes the optimizer with which tf.estimator trained; None: there is none."""
+        wrapped = getattr(optimizer, "optimizer", None)  # `compile` wraps an optimizer of TensorFlow 1
+        if isinstance(wrapped, v1.train.Optimizer):
+            return lambda: renewed_in(wrapped, "training")
         return clipped_as_before(optimizer)
 
     def is_compiled(self, model: Any) -> bool:
@@ -357,13 +372,13 @@ class _Keras2(_Family):
             model.compiled_metrics.build(outputs, labels)
         return {metric.name: metric for metric in model.compiled_metrics.metrics}
 
-    def begun_with(self, model: Any, inputs: Any) -> Any:
+    def with_known_input(self, model: Any, inputs: Any) -> Any:
         # As in tf.estimator, names in a sequential model have no scope, even if it learns its input only here.
         learns_its_input = isinstance(model, self.keras.Sequential) and not model.built
         if not learns_its_input or not isinstance(inputs, tf.Tensor):
             return model
-        begin = self.keras.Input(inputs.shape[1:], dtype=inputs.dtype)
-        return self.keras.Sequential([begin, *model.layers], name=model.name)
+        keras_input = self.keras.Input(inputs.shape[1:], dtype=inputs.dtype)
+        return self.keras.Sequential([keras_input, *model.layers], name=model.name)
 
     def clone(self, model: Any) -> Any:
         return self.keras.models.clone_model(model)
@@ -381,9 +396,11 @@ def _family_of(model: Any) -> _Family:
     raise ValueError(f"model_to_estimator: {model!r} is not a model of Keras 3 or tf_keras.")
 
 
-def _named(model: Any, features: Any) -> Any:
-    """Return the features in the form in which the model takes its inputs. Those of a dict are chosen by the names of
-    the inputs, those of a list or tuple are in the order of the inputs; other features are returned unchanged.
+def _as_model_inputs(model: Any, features: Any) -> Any:
+    """Return the features in the form in which the model takes its inputs.
+
+    Features in a dict are found by the names of the inputs. Features in a list or tuple are in the order of the inputs.
+    Other features are returned unchanged.
 
     Raises:
       KeyError: the dict lacks the name of an input.
@@ -392,17 +409,19 @@ def _named(model: Any, features: Any) -> Any:
     if not inputs or not isinstance(features, Mapping | list | tuple):
         return features
     names = [tensor.name.partition(":")[0] for tensor in inputs]
+    # A model with a dict of inputs takes a dict.
     if len(names) > 1 and isinstance(features, Mapping) and isinstance(model.input, Mapping):
         return {name: features[name] for name in names}
-    given = _chosen(features, names, "the features of input_fn")
+    given = _values_by_name(features, names, "the features of input_fn")
     is_single = len(names) == 1 and len(given) == 1
     return given[0] if is_single else given
 
 
-def _by_outputs(model: Any, outputs: Any, given: Any, *, are_weights: bool = False) -> Any:
-    """Return labels or sample weights in the structure of the model's outputs. Those of a dict are chosen by the names
-    of the outputs, those of a list or tuple are in their order; others are returned unchanged. An output may lack
-    sample weights: None.
+def _in_structure_of_outputs(model: Any, outputs: Any, given: Any, *, are_weights: bool = False) -> Any:
+    """Return labels or sample weights in the structure of the model's outputs.
+
+    Values in a dict are found by the names of the outputs. Values in a list or tuple are in the order of the outputs.
+    Other values are returned unchanged. An output without sample weights gets None.
 
     Raises:
       KeyError: the dict lacks the name of an output.
@@ -415,21 +434,21 @@ def _by_outputs(model: Any, outputs: Any, given: Any, *, are_weights: bool = Fal
         _check_weights(given, names)
         if isinstance(given, Mapping):
             given = {**dict.fromkeys(names), **given}
-    return tf.nest.pack_sequence_as(outputs, _chosen(given, names, "the labels of input_fn"))
+    return tf.nest.pack_sequence_as(outputs, _values_by_name(given, names, "the labels of input_fn"))
 
 
 def _check_weights(given: Any, names: Sequence[str]) -> None:
     if isinstance(given, Mapping):
         fits = set(given) <= set(names)
-        shown = str([*given])
+        described = str([*given])
     else:
         fits = len(given) == len(names)
-        shown = f"{len(given)} tensors"
+        described = f"{len(given)} tensors"
     if not fits:
-        raise ValueError(f"model_to_estimator: sample_weights has {shown}, but the model has the outputs {names}.")
+        raise ValueError(f"model_to_estimator: sample_weights has {described}, but the model has the outputs {names}.")
 
 
-def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
+def _values_by_name(given: Any, names: Iterable[str], what: str) -> list[Any]:
     """Return the values of a dict by their names, those of a list or tuple as they are.
 
     Raises:
@@ -444,39 +463,39 @@ def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
 
 
 def _output_names(model: Any, outputs: Any) -> list[str]:
-    flat = tf.nest.flatten(outputs)
+    flat_outputs = tf.nest.flatten(outputs)
     names = list(getattr(model, "output_names", None) or [])
-    if len(names) == len(flat):
+    if len(names) == len(flat_outputs):
         return names
-    return [f"output_{number + 1}" for number in range(len(flat))]
+    return [f"output_{number + 1}" for number in range(len(flat_outputs))]
 
 
-def _compiled_with(model: Any, optimizer: Any) -> dict[str, Callable[[], Any]]:
+def _makers_of_compile_arguments(model: Any, optimizer: Any) -> dict[str, Callable[[], Any]]:
     """Return argument of `compile` -> function that makes a new value for it, with fresh state."""
     given = {**keras_models.compile_arguments(model), "optimizer": optimizer}
     makers: dict[str, Callable[[], Any]] = {}
     for name in ("optimizer", "metrics", "weighted_metrics"):
         if given.get(name) is not None:
-            makers[name] = _recipe(given[name])
+            makers[name] = _copy_maker(given[name])
     for name in ("loss", "loss_weights"):
         if given.get(name) is not None:
             makers[name] = functools.partial(given.get, name)
     return makers
 
 
-def _recipe(nest: Any) -> Callable[[], Any]:
+def _copy_maker(nest: Any) -> Callable[[], Any]:
     """Return a function that returns a copy of `nest` in which optimizers and metrics are new objects, made from their
     present configs. Other values are reused.
     """
     if isinstance(nest, Mapping):
-        by_name = {name: _recipe(value) for name, value in nest.items()}
+        by_name = {name: _copy_maker(value) for name, value in nest.items()}
         return lambda: {name: make() for name, make in by_name.items()}
     if isinstance(nest, list | tuple):
-        makers = [_recipe(value) for value in nest]
+        makers = [_copy_maker(value) for value in nest]
         return lambda: [make() for make in makers]
     if hasattr(nest, "get_config") and not isinstance(nest, type):
         config = _without_number(type(nest), nest.get_config())
-        return lambda: type(nest).from_config(dict(config))  # a metric of tf_keras takes values out of it
+        return lambda: type(nest).from_config(dict(config))  # a copy: a metric of tf_keras removes entries
     return lambda: nest
 
 
@@ -486,7 +505,7 @@ def _without_number(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     name = str(config.get("name"))
     base, _, number = name.rpartition("_")
-    is_counted = number.isdigit() and base.replace("_", "") == kind.__name__.lower()
-    if not is_counted:
+    is_numbered = number.isdigit() and base.replace("_", "") == kind.__name__.lower()
+    if not is_numbered:
         return dict(config)
     return {key: value for key, value in config.items() if key != "name"}

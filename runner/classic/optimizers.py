@@ -23,7 +23,7 @@ _BY_NAME: Mapping[str, Any] = {
     "Adagrad": keras2.Adagrad, "Adam": keras2.Adam, "Ftrl": keras2.Ftrl, "RMSProp": keras2.RMSprop, "SGD": keras2.SGD,
 }  # fmt: skip
 # Name of a Keras class -> (setting that must be on or None, the optimizer); used only by model_to_estimator.
-_OF_MODELS: Mapping[str, tuple[str | None, Any]] = {
+_ONLY_IN_KERAS_MODELS: Mapping[str, tuple[str | None, Any]] = {
     "Adadelta": (None, keras2.Adadelta), "Adamax": (None, keras2.Adamax),
     "Adam": ("amsgrad", keras2.AmsgradAdam), "RMSprop": ("centered", keras2.CenteredRMSprop),
 }  # fmt: skip
@@ -55,7 +55,7 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         return _BY_NAME[given](learning_rate=learning_rate)
     if isinstance(given, v1.train.Optimizer) and getattr(given, "iterations", None) is not None:
         return given  # a model function of TensorFlow 2.15 has made it, in this call
-    made = made_apart(given) if _is_function(given) else given
+    made = made_apart(given) if _makes_optimizer(given) else given
     is_v1 = isinstance(made, v1.train.Optimizer)
     counterpart = None if is_v1 else counterpart_of_keras(made)
     if counterpart is not None:
@@ -63,7 +63,8 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     if is_v1 or hasattr(made, "get_updates"):
         if made is not given:
             return made
-        # `given` itself would keep the slots of this trace. Of its variables, such as `iterations`, there is one.
+        # Copy the user's object, because it would keep the slots of this trace. The copy shares the object's variables,
+        # such as `iterations`.
         variables = {id(variable): variable for variable in _variables()}
         return copy.deepcopy(made, variables)
     if not hasattr(made, "get_config"):
@@ -71,12 +72,12 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
             f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
             "that makes one."
         )
-    if _is_function(given):
+    if _makes_optimizer(given):
         return given()  # called again, so that the variables of this optimizer belong to the model
-    return _made_again(made)
+    return _remade(made)
 
 
-def _made_again(optimizer: Any) -> Any:
+def _remade(optimizer: Any) -> Any:
     """Return an optimizer of Keras like `optimizer`, whose variables will be made in this call of model_fn."""
     try:
         with tf.init_scope():
@@ -101,30 +102,34 @@ def v1_optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     return optimizer_of(given)
 
 
-def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, counts: bool = True) -> Any:
+def minimize(
+    optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, advances_global_step: bool = True
+) -> Any:
     """Return an operation that updates variables once.
 
     Args:
       optimizer: a result of `optimizer_of`.
       loss: float scalar.
       variables: the variables to update; None: all trainable variables.
-      counts: also advance the global step. False: the optimizer counts its updates in a variable of its own.
+      advances_global_step: also advance the global step. False: the optimizer counts its updates in a variable of
+        its own.
     """
-    variables = [_plain(variable) for variable in variables or v1.trainable_variables()]
+    variables = [_as_tf_variable(variable) for variable in variables or v1.trainable_variables()]
     global_step = v1.train.get_global_step()
-    if hasattr(optimizer, "get_updates"):  # of Keras 2: a class may define it, and its `iterations` are a variable
-        if counts and global_step is not None:
-            with contextlib.suppress(RuntimeError):  # model_fn has set them already
+    # An optimizer of Keras 2, or of a user's class with this method. Its `iterations` are a variable.
+    if hasattr(optimizer, "get_updates"):
+        if advances_global_step and global_step is not None:
+            with contextlib.suppress(RuntimeError):  # raised if model_fn has set them already
                 optimizer.iterations = global_step
         return optimizer.get_updates(loss, variables)[0]
     if isinstance(optimizer, v1.train.Optimizer):
-        counted = global_step if counts else None
-        return optimizer.minimize(loss, counted, variables)
+        step_to_advance = global_step if advances_global_step else None
+        return optimizer.minimize(loss, step_to_advance, variables)
     gradients = tf.gradients(loss, variables)
     pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
     # A Keras optimizer returns no operation; the runner finds its writes in the trace.
     optimizer.apply_gradients(pairs)
-    if counts and global_step is not None:
+    if advances_global_step and global_step is not None:
         return tf.group(global_step.assign_add(1, read_value=False))
     return tf.no_op()
 
@@ -135,12 +140,12 @@ class Clipped:
 
     Args:
       optimizer: applies the clipped gradients.
-      given: the Keras optimizer that has the limits: `clipvalue`, `clipnorm`, `global_clipnorm`.
+      keras_optimizer: the Keras optimizer that has the limits: `clipvalue`, `clipnorm`, `global_clipnorm`.
     """
 
-    def __init__(self, optimizer: keras2.KerasNamed, given: Any) -> None:
+    def __init__(self, optimizer: keras2.KerasNamed, keras_optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._limits = [getattr(given, name) for name in _CLIPS]
+        self._limits = [getattr(keras_optimizer, name) for name in _CLIPS]
         self.scale_rate = optimizer.scale_rate
 
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> Any:
@@ -181,19 +186,20 @@ def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
       optimizer: an optimizer of Keras 3 or tf_keras.
     """
     counterpart = counterpart_of_keras(optimizer, ignored=frozenset(_CLIPS))
-    setting, kind = _OF_MODELS.get(type(optimizer).__name__, (None, None))
+    # Some classes have a counterpart only here, or only if a setting such as `amsgrad` is on.
+    setting, kind = _ONLY_IN_KERAS_MODELS.get(type(optimizer).__name__, (None, None))
     if counterpart is None and kind is not None:
-        is_on = setting is None or getattr(optimizer, setting, False)
-        if is_on:
+        has_counterpart = setting is None or getattr(optimizer, setting, False)
+        if has_counterpart:
             counterpart = counterpart_of_keras(optimizer, {*_CLIPS, setting}, kind)
     if counterpart is None:
         return None
 
     def make() -> Any:
-        of_model = optimizer_of(counterpart)
-        of_model.iterations = v1.train.get_global_step()
-        is_plain = all(getattr(optimizer, name, None) is None for name in _CLIPS)
-        return of_model if is_plain else Clipped(of_model, optimizer)
+        keras2_optimizer = optimizer_of(counterpart)
+        keras2_optimizer.iterations = v1.train.get_global_step()
+        has_no_limits = all(getattr(optimizer, name, None) is None for name in _CLIPS)
+        return keras2_optimizer if has_no_limits else Clipped(keras2_optimizer, optimizer)
 
     return make
 
@@ -218,17 +224,21 @@ def counterpart_of_keras(optimizer: Any, ignored: Collection[Any] = (), kind: An
     with tf.init_scope():
         settings = optimizer.get_config()
     arguments = {name: settings[name] for name in ("name", "decay", *kind.defaults) if name in settings}
-    others = {name: settings[name] for name in settings if name not in {*arguments, *ignored, *_WITHOUT_MEANING}}
-    if any(value not in (None, False, _DEFAULTS.get(name)) for name, value in others.items()):
+    other_settings = {
+        name: settings[name] for name in settings if name not in {*arguments, *ignored, *_WITHOUT_MEANING}
+    }
+    # A setting that the counterpart lacks must have the value with which it changes nothing.
+    if any(value not in (None, False, _DEFAULTS.get(name)) for name, value in other_settings.items()):
         return None
     if rate is not None:
         arguments["learning_rate"] = rate
+    # Keras 3 has the default name in lower case, and checkpoints of tf.estimator have that of the class.
     if str(settings.get("name")).lower() == name.lower():
-        arguments["name"] = name  # Keras 3 has the default name in lower case
+        arguments["name"] = name
     return kind(**arguments)
 
 
-def _is_function(given: Any) -> bool:
+def _makes_optimizer(given: Any) -> bool:
     return isinstance(given, type) or (callable(given) and not hasattr(given, "apply_gradients"))
 
 
@@ -236,7 +246,7 @@ def _variables() -> list[Any]:
     return [*v1.global_variables(), v1.train.get_global_step()]
 
 
-def _plain(variable: Any) -> Any:
+def _as_tf_variable(variable: Any) -> Any:
     """Return the tf.Variable of a keras.Variable; other variables unchanged."""
     if isinstance(variable, tf.Variable):
         return variable

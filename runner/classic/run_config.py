@@ -54,12 +54,14 @@ _CHECKS: Mapping[str, tuple[Any, type[Exception], str]] = {
 """Property -> (what `fits` allows for a value other than None, type of the exception if it does not fit, text of what
 is allowed). The runner's RunConfig checks the others."""
 
-_AS_GIVEN = (
+_PASSED_UNCHANGED = (
     "save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps",
     "checkpoint_save_graph_def",
 )  # fmt: skip
+"""Arguments that the runner's RunConfig takes under the same name."""
 
-_EXTRA = (*WITHOUT_EFFECT, "tf_config")
+_OWN_ATTRIBUTES = (*WITHOUT_EFFECT, "tf_config")
+"""Arguments that the runner's RunConfig does not have, which are set as attributes."""
 
 
 class RunConfig(run_config.RunConfig):
@@ -107,37 +109,38 @@ class RunConfig(run_config.RunConfig):
         if tf_config is None:
             tf_config = os.environ.get("TF_CONFIG", "")
         given = locals()
-        for name in _EXTRA:
+        for name in _OWN_ATTRIBUTES:
             object.__setattr__(self, name, given[name])
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
-        place = _place(tf_config, has_strategy=train_distribute is not None)
+        cluster = _cluster_of(tf_config, has_strategy=train_distribute is not None)
         self._check(given)
-        if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
+        if cluster.is_evaluator or (cluster.is_server and is_parameter_server(train_distribute)):
             train_distribute = None  # evaluators do not join the training cluster, and servers only serve it
         cadences = _cadences(save_checkpoints_steps, save_checkpoints_secs)
         engine.update((name, value or None) for name, value in cadences.items())
-        engine.setdefault("cluster", place)
+        engine.setdefault("cluster", cluster)
         engine.setdefault("summaries_from_first_step", True)
-        engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
+        engine.setdefault("has_evaluator", "evaluator" in cluster.tasks and not cluster.is_evaluator)
         try:
             super().__init__(
                 model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
-                tf_random_seed=_seed(tf_random_seed, place),
-                **{name: given[name] for name in _AS_GIVEN},
+                tf_random_seed=_seed(tf_random_seed, cluster),
+                **{name: given[name] for name in _PASSED_UNCHANGED},
                 train_distribute=train_distribute,
                 eval_distribute=eval_distribute,
                 **engine,
             )
         except ConfigError as error:
             raise ValueError(str(error)) from error
-        # What code reads is what it has set, as in tf.estimator: 0 of a cadence, and no seed if none was given.
+        # As in tf.estimator, programs read the values that they gave: 0 for a cadence that is off, and None for a seed
+        # that was not given. The engine reads `seed`.
         object.__setattr__(self, "_seed", self.tf_random_seed)
         is_drawn = isinstance(tf_random_seed, run_config.DrawnSeed)
         object.__setattr__(self, "tf_random_seed", None if is_drawn else tf_random_seed)
         for name, cadence in cadences.items():
             object.__setattr__(self, name, cadence)
-        if session_config is None and place.tasks:
-            object.__setattr__(self, "session_config", default_session_config(self.task_type, place.task_index))
+        if session_config is None and cluster.tasks:
+            object.__setattr__(self, "session_config", default_session_config(self.task_type, cluster.task_index))
 
     def _check(self, given: Mapping[str, Any]) -> None:
         for name, (allowed, error, text) in _CHECKS.items():
@@ -148,9 +151,10 @@ class RunConfig(run_config.RunConfig):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         fields = {field.name for field in dataclasses.fields(cls)}
-        for name in fields.union(_EXTRA).intersection(vars(cls)):
+        for name in fields.union(_OWN_ATTRIBUTES).intersection(vars(cls)):
             own = vars(cls)[name]
-            if isinstance(own, property) and own.fset is None:  # the constructor's value gives way to it
+            # A subclass replaced the field by a property: let the constructor's assignment to it do nothing.
+            if isinstance(own, property) and own.fset is None:
                 setattr(cls, name, own.setter(lambda self, value: None))
 
     __eq__ = object.__eq__
@@ -173,8 +177,8 @@ class RunConfig(run_config.RunConfig):
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["cluster"] = self.place
-        extra = {name: getattr(self, name) for name in _EXTRA}
-        unknown = sorted({*changes} - {*fields, *extra} - {"experimental_distribute"})
+        own_attributes = {name: getattr(self, name) for name in _OWN_ATTRIBUTES}
+        unknown = sorted({*changes} - {*fields, *own_attributes} - {"experimental_distribute"})
         if unknown:
             raise ValueError(
                 f"RunConfig.replace({', '.join(unknown)}): only arguments of the constructor can be replaced."
@@ -182,10 +186,10 @@ class RunConfig(run_config.RunConfig):
         changed_cadences = [name for name in run_config.SAVE_CADENCES if changes.get(name) is not None]
         if len(changed_cadences) == 1:
             changes = {**dict.fromkeys(run_config.SAVE_CADENCES), **changes}
-        changed = RunConfig(**{**fields, **extra, **changes})
+        changed = RunConfig(**{**fields, **own_attributes, **changes})
         copied = object.__new__(type(self))  # a subclass's constructor may take other arguments
         copied.__dict__.update({**self.__dict__, **changed.__dict__})
-        if "tf_random_seed" not in changes:  # or one would be drawn anew
+        if "tf_random_seed" not in changes:  # the constructor above has drawn another one, if none was given
             object.__setattr__(copied, "_seed", self.seed)
         return copied
 
@@ -223,11 +227,11 @@ class RunConfig(run_config.RunConfig):
         """The address of this process; "" for a single process or an evaluator."""
         if self.place.is_evaluator:
             return ""
-        own = ""
+        address = ""
         num_tasks = sum(map(len, self.place.tasks.values()))
         if num_tasks > 1:
-            own = f"grpc://{self.place.tasks[self.place.task_type][self.place.task_index]}"
-        return str(self._environment.get("session_master", own))
+            address = f"grpc://{self.place.tasks[self.place.task_type][self.place.task_index]}"
+        return str(self._environment.get("session_master", address))
 
     @property
     def evaluation_master(self) -> str:
@@ -276,8 +280,8 @@ class RunConfig(run_config.RunConfig):
     def say_without_effect(self) -> None:
         """Warn about each argument that was given but has no effect."""
         for name, (default, reason) in WITHOUT_EFFECT.items():
-            by_itself = (default_session_config(), default_session_config(self.task_type, self.task_id))
-            was_given = name != "session_config" or self.session_config not in by_itself
+            defaults = (default_session_config(), default_session_config(self.task_type, self.task_id))
+            was_given = name != "session_config" or self.session_config not in defaults
             if getattr(self, name) != default and was_given:
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, reason)
 
@@ -291,17 +295,19 @@ class RunConfig(run_config.RunConfig):
 
 
 def default_session_config(task_type: str = "", index: int = 0) -> Any:
-    """Return the session_config of tf.estimator where none is given: in a task of a cluster with the devices that it
-    sees, None in a task of another type; without a task, that of an Estimator.
+    """Return the session_config that tf.estimator used if none was given; None for an unknown type of task.
+
+    In a cluster it has filters for the devices that the task may use. Without a task it is that of an Estimator, which
+    has none.
     """
-    seen = {
+    filters_of_tasks = {
         "": [], "master": ["/job:ps", "/job:master"], "chief": ["/job:ps", "/job:chief"],
         "worker": ["/job:ps", f"/job:worker/task:{index}"],
         "ps": ["/job:ps", "/job:worker", "/job:chief", "/job:master"],
     }  # fmt: skip
-    if task_type not in seen:
+    if task_type not in filters_of_tasks:
         return None
-    config = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=seen[task_type])
+    config = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=filters_of_tasks[task_type])
     config.graph_options.rewrite_options.meta_optimizer_iterations = 1  # RewriterConfig.ONE
     return config
 
@@ -314,29 +320,34 @@ def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
     return {name: None if cadence is _NOT_GIVEN else cadence for name, cadence in given}
 
 
-def _seed(seed: int | None, place: Cluster) -> int | None:
+def _seed(seed: int | None, cluster: Cluster) -> int | None:
     """Return the seed of the engine, which takes no negative one; None: draw a new one. In a cluster, None becomes a
     number derived from the addresses in TF_CONFIG, because all workers need the same seed.
     """
-    if seed is None and place.tasks:
-        return zlib.crc32(repr(sorted(place.tasks.items())).encode())
+    if seed is None and cluster.tasks:
+        return zlib.crc32(repr(sorted(cluster.tasks.items())).encode())
     is_negative = seed is not None and seed < 0
     return seed % 2**32 if is_negative else seed  # type: ignore[operator]
 
 
-def _model_dir(given: Any, of_environment: str | None) -> str | None:
+def _model_dir(given: Any, in_tf_config: str | None) -> str | None:
+    """Return the model_dir of the argument `given` or of TF_CONFIG; None: neither has one.
+
+    Raises:
+      ValueError: that in TF_CONFIG is "", or the two differ.
+    """
     if given is not None:
         given = run_config.local_folder("RunConfig(model_dir=", os.fspath(given))
-    if of_environment is None:
+    if in_tf_config is None:
         return given
-    if not of_environment:
+    if not in_tf_config:
         raise ValueError('TF_CONFIG: model_dir="": give a folder, or leave model_dir out.')
-    of_environment = run_config.local_folder("TF_CONFIG: model_dir=", of_environment)
-    if given is not None and given != of_environment:
+    in_tf_config = run_config.local_folder("TF_CONFIG: model_dir=", in_tf_config)
+    if given is not None and given != in_tf_config:
         raise ValueError(
-            f"RunConfig(model_dir={given!r}) and model_dir={of_environment!r} in TF_CONFIG differ. Give only one."
+            f"RunConfig(model_dir={given!r}) and model_dir={in_tf_config!r} in TF_CONFIG differ. Give only one."
         )
-    return of_environment
+    return in_tf_config
 
 
 def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
@@ -372,7 +383,7 @@ def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
     return getattr(both, "train_distribute", None), getattr(both, "eval_distribute", None)
 
 
-def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
+def _cluster_of(tf_config: str, *, has_strategy: bool) -> Cluster:
     """Return the cluster and the task of this process from TF_CONFIG.
 
     Args:
@@ -383,40 +394,41 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
       ValueError: TF_CONFIG is not valid, such as a cluster without a chief and without a strategy.
     """
     try:
-        place = read_tf_config(tf_config, will_connect=False)
-        if has_strategy and not place.is_evaluator:
-            place = read_tf_config(tf_config)
+        cluster = read_tf_config(tf_config, will_connect=False)
+        # Read it again with the checks of a cluster whose processes will be connected.
+        if has_strategy and not cluster.is_evaluator:
+            cluster = read_tf_config(tf_config)
     except ConfigError as error:
         raise ValueError(str(error)) from error  # the type that tf.estimator raised
-    if place.is_evaluator and "master" in (json.loads(tf_config).get("cluster") or {}):
+    if cluster.is_evaluator and "master" in (json.loads(tf_config).get("cluster") or {}):
         raise ValueError("TF_CONFIG: a master evaluates itself. Name it chief in all tasks to have an evaluator.")
-    if place.is_evaluator:  # it reads checkpoints and needs no other process
-        return place
-    if "ps" in place.tasks:
-        return _with_coordinator(place)
-    if place.tasks and not has_strategy and "chief" not in place.tasks:
+    if cluster.is_evaluator:  # it reads checkpoints and needs no other process
+        return cluster
+    if "ps" in cluster.tasks:
+        return _with_coordinator(cluster)
+    if cluster.tasks and not has_strategy and "chief" not in cluster.tasks:
         raise ValueError(
-            f'TF_CONFIG: cluster has {counted(place.tasks)} but no chief. Add "chief": ["host:port"], the process that '
-            "writes checkpoints, or give RunConfig a train_distribute."
+            f'TF_CONFIG: cluster has {counted(cluster.tasks)} but no chief. Add "chief": ["host:port"], the process '
+            "that writes checkpoints, or give RunConfig a train_distribute."
         )
-    if not place.tasks and (place.task_type != "worker" or place.task_index):
+    if not cluster.tasks and (cluster.task_type != "worker" or cluster.task_index):
         raise ValueError(
-            f"TF_CONFIG: task is {place.task_type} {place.task_index}, but there is no cluster. Add the addresses of "
-            "all tasks, or remove the task."
+            f"TF_CONFIG: task is {cluster.task_type} {cluster.task_index}, but there is no cluster. Add the addresses "
+            "of all tasks, or remove the task."
         )
-    return place
+    return cluster
 
 
-def _with_coordinator(place: Cluster) -> Cluster:
-    """Return `place`, which has parameter servers; if it has no chief, worker 0 becomes the chief.
+def _with_coordinator(cluster: Cluster) -> Cluster:
+    """Return `cluster`, which has parameter servers; if it has no chief, worker 0 becomes the chief.
 
     Raises:
       ValueError: there is no worker besides the chief.
     """
-    found = place.with_chief()
-    if "chief" in place.tasks or "worker" in found.tasks:
-        return found
+    changed = cluster.with_chief()
+    if "chief" in cluster.tasks or "worker" in changed.tasks:
+        return changed
     raise ValueError(
-        f"TF_CONFIG: cluster has {counted(place.tasks)}, but parameter servers need a coordinator (the chief, or else "
-        'worker 0) and at least one other worker. Add "chief": ["host:port"] or another worker.'
+        f"TF_CONFIG: cluster has {counted(cluster.tasks)}, but parameter servers need a coordinator (the chief, or "
+        'else worker 0) and at least one other worker. Add "chief": ["host:port"] or another worker.'
     )

@@ -46,7 +46,7 @@ class ScriptRun:
 
     def __init__(self, options: ScriptOptions) -> None:
         self._options = options
-        self._written: list[str | None] = []
+        self._model_dir_of_script: list[str | None] = []  # of the first Estimator; empty before there is one
 
     def given(self, config: Any, model_dir: Any) -> tuple[Any, Any]:
         """Return (config, model_dir) with the options applied, for an Estimator that the script makes with `config` and
@@ -67,23 +67,25 @@ class ScriptRun:
             config = config.replace(train_distribute=self._strategy, eval_distribute=eval_distribute)
         return config, model_dir
 
-    def _takes_model_dir(self, written: Any) -> bool:
-        """Report whether an Estimator gets `--model-dir`, given the model_dir that the script wrote for it: the first
-        one does, and later ones with the same.
+    def _takes_model_dir(self, model_dir: Any) -> bool:
+        """Report whether an Estimator gets `--model-dir`, given the model_dir that the script wrote for it.
+
+        The first Estimator gets it, and later ones with the same model_dir as the first. The first call stores the
+        script's model_dir; a call for any other Estimator logs a warning.
         """
-        if self._options.model_dir is None or written == self._options.model_dir:
+        if self._options.model_dir is None or model_dir == self._options.model_dir:
             return False
-        written = None if written is None else os.fspath(written)
-        is_first = not self._written
-        is_same = written is not None and self._written == [written]
+        model_dir = None if model_dir is None else os.fspath(model_dir)
+        is_first = not self._model_dir_of_script
+        is_same = model_dir is not None and self._model_dir_of_script == [model_dir]
         if is_first or is_same:
-            self._written = [written]
+            self._model_dir_of_script = [model_dir]
             return True
-        shown = written or "a temporary folder"
+        used_instead = model_dir or "a temporary folder"
         _log.warning(
             "--model-dir=%s applies only to the first Estimator of the script; another Estimator uses %s.",
             self._options.model_dir,
-            shown,
+            used_instead,
         )
         return False
 

@@ -13,17 +13,17 @@ v1 = tf.compat.v1
 
 def scalar(name: str, value: Any) -> None:
     """Write a scalar summary; `name` is extended by the current name scope."""
-    if _somebody_writes():
+    if _can_be_written():
         v1.summary.scalar(name, value)
 
 
 def histogram(name: str, values: Any) -> None:
     """Write a histogram summary of values of any shape; `name` is extended by the current name scope."""
-    if _somebody_writes():
+    if _can_be_written():
         v1.summary.histogram(name, values)
 
 
-def _somebody_writes() -> bool:
+def _can_be_written() -> bool:
     """Report whether a summary can be written here. Without a default step, TensorFlow would log a warning instead.
 
     Replicas other than the first do not write summaries, but the runner collects their scalars for the mean.

@@ -45,19 +45,19 @@ class TPUConfig(_TPUConfig):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TPUConfig:
         config = super().__new__(cls, *args, **kwargs)
-        kind = config.per_host_input_for_training
-        if isinstance(kind, bool):
-            config = config._replace(per_host_input_for_training=kind + 1)  # PER_HOST_V1 or PER_SHARD_V1
+        input_kind = config.per_host_input_for_training
+        if isinstance(input_kind, bool):
+            config = config._replace(per_host_input_for_training=input_kind + 1)  # PER_HOST_V1 or PER_SHARD_V1
         for name, number in zip(("iterations_per_loop", "num_shards"), config[:2], strict=True):
             if isinstance(number, int) and number < 1:  # not a time such as "300s"
                 raise ValueError(f"TPUConfig({name}={number}): it must be positive.")
         if config.num_cores_per_replica not in (None, 1, 2, 4, 8, 16, 32, 64, 128):
             raise ValueError(f"TPUConfig(num_cores_per_replica={config[2]}): it must be a power of 2 up to 128.")
         _check_partitions(config)
-        evaluates = config.eval_training_input_configuration
-        if evaluates not in (InputPipelineConfig.PER_HOST_V1, InputPipelineConfig.SLICED):
+        eval_input = config.eval_training_input_configuration
+        if eval_input not in (InputPipelineConfig.PER_HOST_V1, InputPipelineConfig.SLICED):
             raise ValueError(
-                f"TPUConfig(eval_training_input_configuration={evaluates}): it must be PER_HOST_V1 or SLICED."
+                f"TPUConfig(eval_training_input_configuration={eval_input}): it must be PER_HOST_V1 or SLICED."
             )
         return config
 
@@ -67,8 +67,8 @@ def _check_partitions(config: Any) -> None:
     if dimensions is None:
         return
     is_split = config.num_cores_per_replica is not None
-    takes_them = config.per_host_input_for_training == InputPipelineConfig.PER_HOST_V2
-    if len(dimensions) not in (1, 2) or not (is_split and takes_them):
+    is_input_per_host = config.per_host_input_for_training == InputPipelineConfig.PER_HOST_V2
+    if len(dimensions) not in (1, 2) or not (is_split and is_input_per_host):
         raise ValueError(
             f"TPUConfig(input_partition_dims={dimensions!r}): it must be a list of one or two, with "
             "per_host_input_for_training=InputPipelineConfig.PER_HOST_V2 and num_cores_per_replica."
@@ -190,7 +190,7 @@ class TPUEstimatorSpec(_Fields):
                     f"TPUEstimatorSpec({name}={pair!r}): it must be (function, tensors), with a list or a dict of "
                     "tensors that are passed to the function."
                 )
-        for hooks in spec[8:]:
+        for hooks in spec[8:]:  # training_hooks, evaluation_hooks and prediction_hooks
             checked("hook", hooks)
         return spec
 
@@ -202,12 +202,12 @@ class TPUEstimatorSpec(_Fields):
         """Return the equivalent `tf.estimator.EstimatorSpec`."""
         train_op = self.train_op
         if self.host_call is not None and self.mode == ModeKeys.TRAIN:
-            operations = tf.nest.flatten(_called(self.host_call))
+            operations = tf.nest.flatten(_call_pair(self.host_call))
             train_op = tf.group(train_op, *[operation for operation in operations if operation is not None])
         fields = {name: value for name, value in self._asdict().items() if name in EstimatorSpec._fields}
         fields["train_op"] = train_op
         if self.eval_metrics is not None:
-            fields["eval_metric_ops"] = _called(self.eval_metrics)
+            fields["eval_metric_ops"] = _call_pair(self.eval_metrics)
         if self.scaffold_fn is not None:
             fields["scaffold"] = self.scaffold_fn()
         return EstimatorSpec(**fields)
@@ -270,11 +270,12 @@ class TPUEstimator(Estimator):
         super().__init__(_with_batch_size(model_fn, self._batch_sizes), model_dir, config, params, warm_start_from)
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
+        """Return the input whose input_fn gets the batch size of `mode` in params."""
         size = self._batch_sizes[mode]
         if size is not None:
             source = input_fn if isinstance(input_fn, Input) else Input(named_only(input_fn))
-            given = self.params if source.params is None else source.params
-            input_fn = dataclasses.replace(source, params=copied_params(given, batch_size=size))
+            params = self.params if source.params is None else source.params
+            input_fn = dataclasses.replace(source, params=copied_params(params, batch_size=size))
         return super()._as_input(input_fn, mode)
 
 
@@ -289,15 +290,16 @@ def _with_batch_size(model_fn: Callable[..., Any], sizes: Mapping[str, int | Non
         return functools.partial(_with_batch_size(model_fn.func, sizes), *model_fn.args, **model_fn.keywords)
 
     @functools.wraps(model_fn)
-    def called(**arguments: Any) -> Any:
+    def model_fn_with_batch_size(**arguments: Any) -> Any:
         size = sizes.get(arguments.get("mode", ""))
         if size is not None and "params" in arguments:
             arguments["params"] = copied_params(arguments["params"], batch_size=size)
         return model_fn(**arguments)
 
-    return called
+    return model_fn_with_batch_size
 
 
-def _called(pair: Any) -> Any:
+def _call_pair(pair: Any) -> Any:
+    """Return the result of the function in (function, tensors), called with the tensors by position or by name."""
     function, tensors = pair
     return function(**tensors) if isinstance(tensors, Mapping) else function(*tensors)

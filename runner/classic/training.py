@@ -77,14 +77,18 @@ class EvalSpec(
         hooks = _checked("EvalSpec", input_fn, hooks)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"EvalSpec(name={name!r}): it must be a str.")
-        given: Any = ()
+        as_list: Any = ()
         if exporters is not None:
-            given = exporters if isinstance(exporters, list | tuple | set) else [exporters]
-        for exporter in given:
+            as_list = exporters if isinstance(exporters, list | tuple | set) else [exporters]
+        for exporter in as_list:
             if not isinstance(exporter, Exporter):
                 raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is not a tf.estimator.Exporter.")
-        checked = training.EvalSpec(input_fn, steps, name, (), start_delay_secs, throttle_secs, exporters=exporters)
-        return super().__new__(cls, input_fn, steps, name, hooks, checked.exporters, start_delay_secs, throttle_secs)
+        checked_spec = training.EvalSpec(
+            input_fn, steps, name, (), start_delay_secs, throttle_secs, exporters=exporters
+        )
+        return super().__new__(
+            cls, input_fn, steps, name, hooks, checked_spec.exporters, start_delay_secs, throttle_secs
+        )
 
 
 @eagerly()
@@ -111,10 +115,11 @@ def train_and_evaluate(
     train_spec = TrainSpec(*train_spec)
     eval_spec = EvalSpec(*eval_spec)
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
+    # Only an evaluator process waits.
     start_delay_secs = eval_spec.start_delay_secs if estimator.config.place.is_evaluator else 0
-    evaluated = eval_spec._replace(exporters=exporters, start_delay_secs=start_delay_secs)
+    recorded_spec = eval_spec._replace(exporters=exporters, start_delay_secs=start_delay_secs)
     result = training.train_and_evaluate(
-        estimator, training.TrainSpec(**train_spec._asdict()), training.EvalSpec(**evaluated._asdict())
+        estimator, training.TrainSpec(**train_spec._asdict()), training.EvalSpec(**recorded_spec._asdict())
     )
     metrics = result.metrics.get(eval_spec.name or "")
     last_exports = [exporter.last for exporter in exporters]

@@ -14,7 +14,7 @@ from runner.checkpoint.vocabulary import Vocabulary
 from runner.run_config import WarmStart, WarmStartWords
 
 VocabInfo = tf.compat.v1.train.VocabInfo
-_WORDS = WarmStartWords(
+_NAMES_IN_MESSAGES = WarmStartWords(
     "WarmStartSettings",
     checkpoint="WarmStartSettings: ckpt_to_initialize_from",
     include="WarmStartSettings: vars_to_warm_start",
@@ -65,36 +65,47 @@ class WarmStartSettings(_WarmStartSettings):
 def as_warm_start(source: str | bytes | os.PathLike[str] | WarmStartSettings) -> WarmStart:
     """Return the runner's WarmStart for the argument `warm_start_from`. A path loads all trainable variables.
 
+    A list in vars_to_warm_start may name any variable, also slots and moving statistics; a single expression only
+    trainable ones.
+
     As in tf.estimator, it will be an error if the checkpoint lacks a variable to load.
 
     Raises:
       ValueError: `source` has another type or an empty path, or vars_to_warm_start has another type.
     """
-    words = _WORDS
+    names_in_messages = _NAMES_IN_MESSAGES
     if isinstance(source, str | bytes | os.PathLike):
         source = WarmStartSettings(os.fsdecode(source))
-        words = dataclasses.replace(words, checkpoint="warm_start_from")
+        names_in_messages = dataclasses.replace(names_in_messages, checkpoint="warm_start_from")
     if not isinstance(source, WarmStartSettings):
         raise ValueError(f"warm_start_from={source!r}: it must be a path or a tf.estimator.WarmStartSettings.")
     patterns = source.vars_to_warm_start
+    # A list may name any variable, also slots and moving statistics; a single expression only trainable ones.
     is_list = isinstance(patterns, list | tuple)
+    # The runner's expression -> what the user wrote, which messages quote.
     include = {_pattern(written): written for written in _listed(patterns)}
     previous = source.var_name_to_prev_var_name
-    renamed = {f"{re.escape(name)}$": name for name in previous}
+    name_of_rule = {f"{re.escape(name)}$": name for name in previous}
     return WarmStart(
         os.fsdecode(source.ckpt_to_initialize_from),
         include=tuple(include),
         # re.sub would expand group references in the new name, so escape its backslashes.
-        rename={rule: previous[name].replace("\\", r"\\") for rule, name in renamed.items()},
+        rename={rule: previous[name].replace("\\", r"\\") for rule, name in name_of_rule.items()},
         vocabularies={name: _vocabulary(info) for name, info in source.var_name_to_vocab_info.items()},
         only_trainable=not is_list,
         optimizer_state=is_list,
         strict=True,
-        words=dataclasses.replace(words, written={**include, **renamed}),
+        # The names that the user gave to the settings and expressions: messages quote them.
+        words=dataclasses.replace(names_in_messages, written={**include, **name_of_rule}),
     )
 
 
 def _listed(patterns: Any) -> list[Any]:
+    """Return vars_to_warm_start as a list of regular expressions or variables.
+
+    Raises:
+      ValueError: it is of another type, or a list has both.
+    """
     if patterns is None:
         return []
     if isinstance(patterns, str):

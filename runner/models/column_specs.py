@@ -26,23 +26,24 @@ class Columns:
 
     def __init__(self, written: Mapping[str, Mapping[str, Any]]) -> None:
         self._written = written
-        self._made: dict[str, Any] = {}
-        self._under_way: list[str] = []
-        for name in written:
+        self._columns: dict[str, Any] = {}
+        self._being_made: list[str] = []  # the columns whose `of` led to the one that is made
+        for name in written:  # make all columns, so that mistakes in any of them are found
             self[name]
 
     def __getitem__(self, name: str) -> Any:
+        """Return the column `name`. It is made at the first call, after the columns that it is made of."""
         if name not in self._written:
             raise ValueError(f"model.params.columns has no column {name}.{_nearest(name, self._written)}")
-        if name in self._under_way:
+        if name in self._being_made:
             raise ValueError(
-                f"model.params.columns: {' -> '.join([*self._under_way, name])}: a column cannot be made of itself."
+                f"model.params.columns: {' -> '.join([*self._being_made, name])}: a column cannot be made of itself."
             )
-        if name not in self._made:
-            self._under_way.append(name)
-            self._made[name] = self._make(name, dict(self._written[name]))
-            self._under_way.pop()
-        return self._made[name]
+        if name not in self._columns:
+            self._being_made.append(name)
+            self._columns[name] = self._make(name, dict(self._written[name]))
+            self._being_made.pop()
+        return self._columns[name]
 
     def chosen(self, names: Sequence[str] | None, key: str) -> list[Any]:
         """Return the columns with the given names.
@@ -61,19 +62,20 @@ class Columns:
         return [self[name] for name in names]
 
     def _make(self, name: str, settings: dict[str, Any]) -> Any:
+        """Return the column `name`, made from its settings. The columns in `of` are made first."""
         key = f"model.params.columns.{name}"
         kind = settings.pop("kind", None)
         if kind not in _KINDS:
             raise ValueError(f"{key}.kind={kind!r}: there is no such kind.{_nearest(str(kind), _KINDS)}")
         make = _KINDS[kind]
-        _, *takes = inspect.signature(make).parameters.values()  # the first is the name
-        names = [parameter.name for parameter in takes]
+        _, *parameters = inspect.signature(make).parameters.values()  # the first is the name
+        allowed = [parameter.name for parameter in parameters]
         for setting in settings:
-            if setting not in names:
+            if setting not in allowed:
                 raise ValueError(
-                    f"{key}.{setting}: a column of kind {kind} has no such setting.{_nearest(setting, names)}"
+                    f"{key}.{setting}: a column of kind {kind} has no such setting.{_nearest(setting, allowed)}"
                 )
-        required = [parameter.name for parameter in takes if parameter.default is parameter.empty]
+        required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
         missing = [name for name in required if name not in settings]
         if missing:
             raise ValueError(f"{key}: a column of kind {kind} needs {', '.join(missing)}.")
@@ -82,20 +84,20 @@ class Columns:
             if isinstance(of, str):
                 settings["of"] = self[of]
             else:
-                settings["of"] = [self._part(name_of_part) for name_of_part in of]
+                settings["of"] = [self._crossed_part(name_of_part) for name_of_part in of]
         return make(name, **settings)
 
-    def _part(self, name: str) -> Any:
+    def _crossed_part(self, name: str) -> Any:
         """Return a part of a crossed column: a column, or the key of a feature.
 
         For a hashed column, return the key of its feature: a cross hashes raw values and does not accept hashed
         columns.
         """
-        written = self._written.get(name)
-        if written is None:
+        settings = self._written.get(name)
+        if settings is None:
             return name
-        if written.get("kind") == "hashed":
-            return written.get("feature") or name
+        if settings.get("kind") == "hashed":
+            return settings.get("feature") or name
         return self[name]
 
 

@@ -98,7 +98,15 @@ def _source_of(module: str) -> Path:
 
 
 def _execute(module: types.ModuleType, below: str) -> None:
-    """Execute a module's source. Where the tables have one of its names, that one replaces it."""
+    """Execute the source of 2.15's module in `module`, and replace the names that the runner has or refuses.
+
+    Args:
+      module: the module, in which the names are set.
+      below: its name below `tensorflow_estimator.python.estimator`.
+
+    Raises:
+      NotServed: the source cannot be executed with the installed Keras; `module` is then as before.
+    """
     before = dict(vars(module))
     try:
         SourceFileLoader(module.__name__, str(_source_of(below))).exec_module(module)
@@ -106,6 +114,7 @@ def _execute(module: types.ModuleType, below: str) -> None:
         vars(module).clear()
         vars(module).update(before)
         raise NotServed(f"{module.__name__}: 2.15's own code cannot run here, with this Keras: {error}") from error
+    # The base class of models that cannot work: that of Keras 3, which has no `experimental`.
     keras_3: Any = ()
     tf = vars(module).get("tf")
     if tf:
@@ -113,23 +122,24 @@ def _execute(module: types.ModuleType, below: str) -> None:
             keras_3 = tf.keras.Model
         vars(module)["tf"] = _without_replicas(tf)
     if below in _HEADS:
-        kind = vars(module)[_HEADS[below]]
-        kind.create_estimator_spec = _exact(kind.create_estimator_spec)
+        head_class = vars(module)[_HEADS[below]]
+        head_class.create_estimator_spec = _with_exact_losses(head_class.create_estimator_spec)
     for name, value in list(vars(module).items()):
-        place = _find(f"{below}.{name}")
+        place_of_ours = _find(f"{below}.{name}")
         instead = _NOT_SERVED.get(f"{below}.{name}")
         if isinstance(value, type) and issubclass(value, keras_3):
             instead = _NEEDS_KERAS_2
         if instead:
             text = f"{module.__name__}.{name} is not available: {instead}."
             value.__new__ = staticmethod(functools.partial(_refuse, text))
-        elif place not in (None, MODULE, SOURCE) and not name.startswith("__"):
-            setattr(module, name, load(str(place), name))
+        elif place_of_ours not in (None, MODULE, SOURCE) and not name.startswith("__"):
+            setattr(module, name, load(str(place_of_ours), name))
 
 
 def _without_replicas(tf: Any) -> Any:
-    """Return TensorFlow with strategies of one replica: the runner weights gradients itself, so no replica may divide
-    its loss by their number.
+    """Return TensorFlow with strategies that say that they have one replica.
+
+    The source would divide a loss by the number of replicas, and the runner weights gradients itself.
     """
 
     def get_strategy() -> Any:
@@ -142,20 +152,22 @@ def _refuse(text: str, *args: Any, **kwargs: Any) -> None:
     raise NotServed(text)
 
 
-def _exact(create_estimator_spec: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method like that of one of _HEADS, with the losses that the runner's heads have.
+def _with_exact_losses(create_estimator_spec: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method like `create_estimator_spec` of one of _HEADS, which treats losses as the runner's heads do.
 
-    A sum over a batch counts once in an evaluation. A mean over steps needs those of the global batch, or is refused;
-    the mean over examples is `tf.losses`', which the runner makes that of the global batch.
+    In an evaluation each batch has the same weight if its loss is a sum. In training with several replicas, a mean
+    over the steps of sequences raises ValueError, since the number of steps in the global batch is not known. The mean
+    over examples is that of `tf.losses`, which the runner computes over the global batch.
     """
 
     @functools.wraps(create_estimator_spec)
-    def made(head: Any, features: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+    def create_spec(head: Any, features: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         from runner.classic.heads import checks
         from runner.programs.batch_losses import batch_part
 
         reduction = getattr(head, "_loss_reduction", None) or head.loss_reduction
         is_mean = not checks.is_sum(reduction) and not checks.is_weighted_mean(reduction)
+        # Only the sequential head, which wraps another one, has no `_loss_reduction` of its own.
         is_mean_over_steps = is_mean and not hasattr(head, "_loss_reduction")
         if mode == "train" and is_mean_over_steps and not batch_part().is_whole:
             raise ValueError(
@@ -167,19 +179,22 @@ def _exact(create_estimator_spec: Callable[..., Any]) -> Callable[..., Any]:
             spec.loss_weight = 1.0
         return spec
 
-    return made
+    return create_spec
 
 
 def _find(name: str) -> str | None:
+    """Return the place of a name below `tensorflow_estimator.python.estimator`: MODULE, SOURCE, or
+    "module:attribute" of the runner; None: the name is not served.
+    """
     if name in _MODULES:
         return MODULE
     module, _, last = name.rpartition(".")
     if module not in _MODULES:
         return None
     part = module.partition(".")[0]
-    ours = _PUBLIC.get(f"{part}.{last}", _BY_LAST.get(last))  # a module's own names win
-    if ours:
-        return ours
+    place_of_ours = _PUBLIC.get(f"{part}.{last}", _BY_LAST.get(last))  # `export.X` goes before X of another module
+    if place_of_ours:
+        return place_of_ours
     file = _source_of(module)
     is_in_source = file.exists() and last in defined_in(file)
     return SOURCE if is_in_source and not text_of(_NOT_SERVED, module) else None
@@ -193,7 +208,10 @@ def is_of_source(name: str) -> bool:
 
 
 def _find_old(name: str) -> str | None:
-    """Find a name below `tensorflow.python.estimator`: a source is executed once, in the module of the package."""
+    """Return the place of a name below `tensorflow.python.estimator`.
+
+    A source is executed only once, in the module of `tensorflow_estimator`, and the name is taken from there.
+    """
     place = _find(name)
     if place != SOURCE:
         return place
@@ -223,6 +241,11 @@ _API_MODULE = re.compile(r"|python(\.estimator)?|_api|(_api\.)?_?v[12](\.v[12])?
 
 
 def _find_api(name: str) -> str | None:
+    """Return the place of a name below `tensorflow_estimator`, such as `_api.v1.estimator.Estimator`.
+
+    Names of tf.estimator are those of tf.compat.v1 unless the name says v2; `estimator.inputs` is only in v1. The
+    modules above them are MODULE.
+    """
     match = _API_NAME.fullmatch(name)
     if match:
         is_of_1 = match[1] != "v2" or match[2].startswith("estimator.inputs")

@@ -21,7 +21,7 @@ from runner.tf_private.replaced import EnteredOnce, all_replaced
 
 v1 = tf.compat.v1
 
-_AS_REFERENCES = frozenset({*install.SHAPES, "disable_resource_variables"})
+_SWITCHES_TO_REFERENCES = frozenset({*install.SHAPES, "disable_resource_variables"})
 """Switches after which a tensor `w:0` was the value of a variable. Without them it was the variable's resource."""
 
 _READ = "Read/ReadVariableOp:0"
@@ -47,27 +47,28 @@ def _attributes() -> Iterator[None]:
     """Replace attributes of the classes of eager tensors and of variables."""
     # Neither class is public. The eager tensor's own attributes are in its base class, and raise AttributeError.
     with tf.init_scope():
-        eager = _owner_of("op", type(tf.constant(0)))
+        eager_tensor = _owner_of("op", type(tf.constant(0)))
     variable = _owner_of("to_proto", variables.UninitializedVariable)
-    own_proto = variable.to_proto
-    of_protos = _owner_of("from_proto", v1.Variable)
-    made_of_proto = of_protos.from_proto
+    original_to_proto = variable.to_proto
+    proto_reader = _owner_of("from_proto", v1.Variable)
+    original_from_proto = proto_reader.from_proto
 
     def from_proto(variable_def: Any, import_scope: str | None = None) -> Any:
         found = None
+        # In an `import_scope` the variable would have another name.
         if not tf.executing_eagerly() and not import_scope:
             found = _variable_named(variable_def.variable_name.removesuffix(":0"))
         if found is not None:
             return found
-        return made_of_proto(variable_def, import_scope)
+        return original_from_proto(variable_def, import_scope)
 
-    of_handles = []
+    replaced_attributes = []
     for name in ("op", "name", "graph", "value_index"):
-        of_handles.append((eager, name, _attribute_of_handles(name, getattr(eager, name))))
+        replaced_attributes.append((eager_tensor, name, _attribute_of_handles(name, getattr(eager_tensor, name))))
     with all_replaced(
-        *of_handles,
-        (of_protos, "from_proto", from_proto),  # no staticmethod: it is read from the class, and then compared
-        (variable, "to_proto", lambda self, export_scope=None: _to_proto(self, export_scope, own_proto)),
+        *replaced_attributes,
+        (proto_reader, "from_proto", from_proto),  # no staticmethod: it is read from the class, and then compared
+        (variable, "to_proto", lambda self, export_scope=None: _to_proto(self, export_scope, original_to_proto)),
     ):
         yield
 
@@ -90,27 +91,33 @@ def _find_variables_in(graph: Any) -> None:
     graph.as_graph_element = _with_variables(graph, graph.as_graph_element, _element)
 
 
-def _with_variables(graph: Any, own: Callable[..., Any], find: Callable[[Any, str], Any]) -> Callable[..., Any]:
-    def looked_for(name: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_variables(
+    graph: Any, find_own: Callable[..., Any], find_variable: Callable[[Any, str], Any]
+) -> Callable[..., Any]:
+    """Return a method like `find_own` of the graph, which calls `find` for a name that the graph does not have."""
+
+    def find_name(name: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return own(name, *args, **kwargs)
+            return find_own(name, *args, **kwargs)
         except KeyError:
-            found = find(graph, name) if isinstance(name, str) else None
+            found = find_variable(graph, name) if isinstance(name, str) else None
             if found is None:
                 raise
             return found
 
-    return looked_for
+    return find_name
 
 
 def _tensor(graph: Any, name: str) -> Any:
-    """Return the tensor of a variable with this name: `w:0`, or `w/Read/ReadVariableOp:0` and `w/read:0`, its value.
+    """Return the tensor with this name that a variable `w` had in a TensorFlow 1 graph; None: no variable had it.
 
-    None: no variable has it.
+    `w:0` is the variable's handle, or its value after `disable_resource_variables` and the other switches of
+    `_SWITCHES_TO_REFERENCES`. `w/Read/ReadVariableOp:0` and `w/read:0` are its value.
     """
     variable = _variable_named(name.removesuffix(":0"))
     if variable is not None and name.endswith(":0"):
-        if _AS_REFERENCES & install.called:
+        had_reference_variables = bool(_SWITCHES_TO_REFERENCES & install.called)
+        if had_reference_variables:
             return variable.value()
         return graph.capture(variable.handle)
     for end in (f"/{_READ}", "/read:0"):
@@ -181,8 +188,12 @@ def _kind_of_proto() -> Any:
 
 
 def _to_proto(variable: Any, export_scope: str | None, own: Callable[..., Any]) -> Any:
-    """Return what a graph's variable has in a MetaGraph; None: it is not within `export_scope`."""
-    if tf.executing_eagerly() or tf.is_symbolic_tensor(variable.handle):  # of a tf.Graph of the user's own
+    """Return the VariableDef that a variable of a TensorFlow 1 graph has in a MetaGraph; None: the variable is not
+    within `export_scope`.
+
+    `own` is TensorFlow's method, for variables of other graphs.
+    """
+    if tf.executing_eagerly() or tf.is_symbolic_tensor(variable.handle):  # a variable of a tf.Graph that the user made
         return own(variable, export_scope)
     name = variable.op.name
     if export_scope is not None:

@@ -23,7 +23,7 @@ from runner.tf_private import legacy_keras, tf_estimator
 
 _log = logging.getLogger(__name__)
 
-_OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
+_SWITCHES_TO_GRAPH_MODE = frozenset({"disable_v2_behavior", "disable_eager_execution"})
 """Functions of TensorFlow with which a script switches to graph mode."""
 
 SHAPES = ("disable_v2_behavior", "disable_v2_tensorshape")
@@ -40,7 +40,7 @@ called: set[str] = set()
 """The SWITCHES that were called. Those of SHAPES are added if a source is recognized as TensorFlow 1, too."""
 
 _warned: set[str] = set()
-"""The first of SWITCHES that was called; a warning is logged only for this one."""
+"""The first of SWITCHES that was called, or empty. A warning is logged only for this one."""
 
 _INITIALIZERS = (
     "global_variables_initializer", "initialize_all_variables", "initialize_local_variables", "initialize_variables",
@@ -105,10 +105,12 @@ _VERSIONS = re.compile(r"tensorflow(\._api\.v2)?\.compat\.(v[12]\.compat\.)*(?P<
 
 
 def _put_on_tensorflow(tf: Any) -> None:
+    """Set the classic API's names on the module `tensorflow`, and on all loaded copies of tf.compat.v1 and v2."""
     tf_estimator.connect_the_coordinator_alone(tf.distribute.ParameterServerStrategy, _with_coordinator, _kept_local)
     _put_on_v2(tf)
     tf_estimator.state_without_a_graph(tf.compat.v1.train.Optimizer)
-    # The root logger's handlers, such as absl's since `app.run`, show TensorFlow's lines, too: its own then shows none.
+    # The root logger's handlers, such as absl's since `app.run`, show TensorFlow's lines, too. If there are any besides
+    # log files, TensorFlow's own handler shows nothing, or each line would appear twice.
     for handler in tf.get_logger().handlers:
         handler.addFilter(lambda record: all(isinstance(other, logging.FileHandler) for other in logging.root.handlers))
     for name in list(sys.modules):
@@ -124,6 +126,9 @@ def _put_on_v2(v2: Any) -> None:
 
 
 def _put_on_v1(v1: Any) -> None:
+    """Set the classic API's names on tf.compat.v1, and replace its functions that cannot do here what they did
+    in TensorFlow 1.
+    """
     v1.estimator = _finder.module(f"{_V1}.estimator")
     v1.contrib = _finder.module(contrib.ROOT)  # not tf.contrib: libraries would take this for TensorFlow 1
     tf_estimator.put_on_keras(v1, "estimator", _finder.module("tensorflow.keras.estimator"))
@@ -133,11 +138,11 @@ def _put_on_v1(v1: Any) -> None:
     v1.train.ProfilerHook = profiler_hook
     _put_strategies(v1.distribute, sys.modules["tensorflow"].distribute)
     for name in _INITIALIZERS:
-        setattr(v1, name, _where_sessions_are(getattr(v1, name)))
+        setattr(v1, name, _without_effect_in_traced_graphs(getattr(v1, name)))
     for name in _PLACEHOLDERS:
-        setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
+        setattr(v1, name, _in_new_graph_outside_of_graphs(getattr(v1, name)))
     for name in SWITCHES:
-        setattr(v1, name, _without_effect(name))
+        setattr(v1, name, _as_switch_without_effect(name))
     _put_queues(v1)
 
 
@@ -148,7 +153,7 @@ def _put_queues(v1: Any) -> None:
         setattr(v1.train, name, _in_input_fn(getattr(v1.train, name), name, are_batches=True))
     for name, function in READERS.items():
         setattr(v1, name, _in_input_fn(getattr(v1, name), function))
-    v1.train.QueueRunner.__init__ = _refused_in_functions(v1.train.QueueRunner.__init__)
+    v1.train.QueueRunner.__init__ = _refused_where_runner_traces(v1.train.QueueRunner.__init__)
 
 
 def _put_strategies(old: Any, new: Any) -> None:
@@ -161,7 +166,7 @@ def _put_strategies(old: Any, new: Any) -> None:
     old.experimental.MultiWorkerMirroredStrategy = new.experimental.MultiWorkerMirroredStrategy
 
 
-def _place(resolver: Any) -> Cluster:
+def _cluster_of(resolver: Any) -> Cluster:
     """Return the cluster and task of this process from a resolver, without the evaluator, which has no server."""
     tasks = {kind: listed for kind, listed in resolver.cluster_spec().as_dict().items() if kind != "evaluator"}
     return Cluster(resolver.task_type, int(resolver.task_id or 0), tasks)
@@ -176,11 +181,11 @@ def _with_coordinator(resolver: Any) -> Any:
 
     if not resolver.task_type:
         return resolver
-    place = _place(resolver).with_chief()
+    cluster = _cluster_of(resolver).with_chief()
     return distribute.cluster_resolver.SimpleClusterResolver(
-        train.ClusterSpec({kind: list(listed) for kind, listed in place.tasks.items()}),
-        task_type=place.task_type,
-        task_id=place.task_index,
+        train.ClusterSpec({kind: list(listed) for kind, listed in cluster.tasks.items()}),
+        task_type=cluster.task_type,
+        task_id=cluster.task_index,
         rpc_layer=resolver.rpc_layer or "grpc",
     )
 
@@ -188,7 +193,7 @@ def _with_coordinator(resolver: Any) -> Any:
 def _kept_local(resolver: Any) -> contextlib.AbstractContextManager[None]:
     from runner.distribute.grpc_server import kept_local
 
-    return kept_local(_place(resolver))
+    return kept_local(_cluster_of(resolver))
 
 
 def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,20 +206,20 @@ def profiler_hook(*args: Any, **kwargs: Any) -> Any:
     return old_modules.load(names.NAMES["ProfilerHook"], "tf.train.ProfilerHook")(*args, **kwargs)
 
 
-def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
+def _without_effect_in_traced_graphs(initializer: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function like `initializer` that returns a no-op in a graph that the runner traces."""
 
     @functools.wraps(initializer)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def make_initializer(*args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         traced = getattr(tf.compat.v1.get_default_graph(), "building_function", False)
         return tf.no_op() if traced else initializer(*args, **kwargs)
 
-    return made
+    return make_initializer
 
 
-def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
+def _in_new_graph_outside_of_graphs(placeholder: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function like `placeholder` that can be called outside of graphs after a switch to graph mode: it then
     makes the placeholder in a new graph.
 
@@ -222,16 +227,18 @@ def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(placeholder)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def make_placeholder(*args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         from runner.data.dataset_adapter import calls_input_fn
 
-        outside = tf.executing_eagerly() and not called.isdisjoint(_OUT_OF_EAGER) and not calls_input_fn()
-        with tf.Graph().as_default() if outside else contextlib.nullcontext():
+        needs_new_graph = (
+            tf.executing_eagerly() and not called.isdisjoint(_SWITCHES_TO_GRAPH_MODE) and not calls_input_fn()
+        )
+        with tf.Graph().as_default() if needs_new_graph else contextlib.nullcontext():
             return placeholder(*args, **kwargs)
 
-    return made
+    return make_placeholder
 
 
 def _in_input_fn(function: Callable[..., Any], name: str, *, are_batches: bool = False) -> Callable[..., Any]:
@@ -239,37 +246,43 @@ def _in_input_fn(function: Callable[..., Any], name: str, *, are_batches: bool =
 
     Args:
       function: TensorFlow's own function, for other graphs.
-      name: the name in `runner.classic.compat.tf1_queues`; of functions that make batches, their own.
-      are_batches: it makes batches.
+      name: the name of the function in `runner.classic.compat.tf1_queues`. With `are_batches`, the name in tf.train,
+        which `tf1_queues.batches` takes.
+      are_batches: the function makes batches.
     """
 
     @functools.wraps(function)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         from runner.classic.compat import tf1_queues
 
         if not _is_of_input_fn():
             return function(*args, **kwargs)
-        given = inspect.signature(function).bind(*args, **kwargs)
-        given.apply_defaults()
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
         if are_batches:
-            return tf1_queues.batches(name, given.arguments)
-        return getattr(tf1_queues, name)(given.arguments)
+            return tf1_queues.batches(name, bound.arguments)
+        return getattr(tf1_queues, name)(bound.arguments)
 
-    return made
+    return call
 
 
 def _is_of_input_fn() -> bool:
-    """Report whether operations are those of an input function of a session, and not of another graph in it."""
+    """Report whether operations that are made here belong to an input function that is called as in a session.
+
+    Inside an input function this is false under `with tf.Graph().as_default():`.
+    """
     import tensorflow as tf
 
     from runner.data.dataset_adapter import calls_input_fn
 
-    is_own_graph = not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
-    return calls_input_fn(in_session=True) and not is_own_graph
+    is_graph_of_user = not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+    return calls_input_fn(in_session=True) and not is_graph_of_user
 
 
-def _refused_in_functions(initialize: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of queue runners, which are refused in input functions and model functions."""
+def _refused_where_runner_traces(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor like `initialize`, that of QueueRunner, which raises ValueError in input functions and model
+    functions.
+    """
 
     @functools.wraps(initialize)
     def refused(self: Any, queue: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -287,8 +300,8 @@ def _refused_in_functions(initialize: Callable[..., None]) -> Callable[..., None
     return refused
 
 
-def _without_effect(name: str) -> Callable[[], None]:
-    def said() -> None:
+def _as_switch_without_effect(name: str) -> Callable[[], None]:
+    def switch() -> None:
         called.add(name)
         if not _warned:  # scripts call several of these functions in several files: warn once
             _warned.add(name)
@@ -298,7 +311,7 @@ def _without_effect(name: str) -> Callable[[], None]:
                 name,
             )
 
-    return said
+    return switch
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -311,11 +324,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = functools.partial(_execute, spec.loader.exec_module)  # type: ignore[method-assign]
+            spec.loader.exec_module = functools.partial(_import_and_set_names, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
 
-def _execute(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+def _import_and_set_names(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
     """Execute the module `tensorflow` with `execute`, its loader's function; then set the classic API's names on it."""
     with importing_tensorflow():
         execute(module)

@@ -78,7 +78,7 @@ class Installed:
         Attributes of an object (`rewriter_config_pb2.RewriterConfig.OFF`) are not checked.
         """
         path = self._root
-        source: Path | None = Path(os.devnull)
+        source: Path | None = Path(os.devnull)  # of the module or package that the parts so far name
         for part in name.split("."):
             path = path / part
             package = source
@@ -95,16 +95,19 @@ class Installed:
         found: dict[str, frozenset[str] | None] = {}
         if not source.exists():
             return found
+        # A method that both classes have gets the arguments of both: the program may have a dataset of either version.
         for node in ast.parse(source.read_text()).body:
             if not isinstance(node, ast.ClassDef) or node.name not in ("DatasetV1", "DatasetV2"):
                 continue
             for method in node.body:
                 if isinstance(method, ast.FunctionDef):
-                    takes = method.args
-                    own = {argument.arg for argument in (*takes.posonlyargs, *takes.args, *takes.kwonlyargs)}
-                    before = found.get(method.name, frozenset())
-                    takes_any = takes.kwarg is not None or before is None
-                    found[method.name] = None if takes_any else frozenset(own | (before or frozenset()))
+                    arguments = method.args
+                    names = {
+                        argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+                    }
+                    inherited = found.get(method.name, frozenset())
+                    takes_any_keyword = arguments.kwarg is not None or inherited is None
+                    found[method.name] = None if takes_any_keyword else frozenset(names | (inherited or frozenset()))
         return found
 
     def _defines(self, source: Path | None, name: str) -> bool:
@@ -113,31 +116,35 @@ class Installed:
             return False
         if name in defined_in(source):
             return True
-        return any(self.has_private(f"{module}.{name}") for module in _starred(source))
+        return any(self.has_private(f"{module}.{name}") for module in _star_imports(source))
 
     def _files(self, name: str) -> list[Path]:
-        own = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
-        folders = ["tensorflow" if name == "tensorflow" else own]
+        """Return the `__init__.py` files that define the module `name`: TensorFlow's, and that of Keras if TensorFlow
+        loads the module from there. Empty: there is no such module.
+        """
+        own_folder = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
+        folders = ["tensorflow" if name == "tensorflow" else own_folder]
         module = nearest(_ELSEWHERE, name)
         if module:
-            there = _ELSEWHERE[module] + name.removeprefix(module).replace(".", "/")
+            keras_folder = _ELSEWHERE[module] + name.removeprefix(module).replace(".", "/")
             has_keras_2 = (self._root / "tf_keras").exists()
-            folders.append(there if has_keras_2 else there.replace(_KERAS_2, _KERAS_3))
-        found = [self._root / folder / "__init__.py" for folder in folders]
-        return [path for path in found if path.exists()]
+            folders.append(keras_folder if has_keras_2 else keras_folder.replace(_KERAS_2, _KERAS_3))
+        files = [self._root / folder / "__init__.py" for folder in folders]
+        return [path for path in files if path.exists()]
 
     @functools.cache  # noqa: B019  # there is one object per process
     def _names(self, module: str) -> frozenset[str]:
-        found: set[str] = set().union(*(defined_in(path) for path in self._files(module)))
+        """Return the names that a module has; none if there is no such module."""
+        names: set[str] = set().union(*(defined_in(path) for path in self._files(module)))
         parent, _, last = module.rpartition(".")
         if parent:
-            for path in self._files(parent):  # the parent module sets tf.app.flags
-                found |= set(re.findall(rf"^_current_module\.{last}\.(\w+) = ", path.read_text(), re.MULTILINE))
+            for path in self._files(parent):  # the names of tf.app.flags, for one, are set by its parent
+                names |= set(re.findall(rf"^_current_module\.{last}\.(\w+) = ", path.read_text(), re.MULTILINE))
         for name in _ELSEWHERE:
-            above, _, child = name.rpartition(".")
-            if above == module:
-                found.add(child)
-        return frozenset(found)
+            parent_of_name, _, child = name.rpartition(".")
+            if parent_of_name == module:
+                names.add(child)
+        return frozenset(names)
 
 
 def source_at(path: Path) -> Path | None:
@@ -153,16 +160,16 @@ def defined_in(path: Path) -> frozenset[str]:
     """Return the names that a module has after its import: those that its file defines and does not delete again."""
     text = path.read_text()
     tree = ast.parse(text)
-    names = set(_bound(tree)) - set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))
+    names = set(_bound_at_top_level(tree)) - set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))
     names |= set(re.findall(r'setattr\(_current_module, "(\w+)"', text))
     names |= set(re.findall(r"^_current_module\.(\w+) = ", text, re.MULTILINE))
     if path.stem.endswith("_pb2"):
-        names |= _messages(tree)
+        names |= _names_of_messages(tree)
     return frozenset(names)
 
 
 @functools.cache
-def _starred(path: Path) -> tuple[str, ...]:
+def _star_imports(path: Path) -> tuple[str, ...]:
     """Return the modules from which a source file imports `*`."""
     imports = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
     return tuple(node.module for node in imports if node.module and node.names[0].name == "*")
@@ -179,22 +186,22 @@ def name_bound_by(node: ast.AST) -> str:
     return node.arg if isinstance(node, ast.arg) else ""
 
 
-def _bound(tree: ast.Module) -> Iterator[str]:
+def _bound_at_top_level(tree: ast.Module) -> Iterator[str]:
     """Yield the names that a module binds at its top level.
 
     Python's `symtable` cannot be used: in Python 3.12 it includes the variables of comprehensions.
     """
-    waiting = list[ast.AST](tree.body)
-    while waiting:
-        node = waiting.pop()
+    unvisited = list[ast.AST](tree.body)
+    while unvisited:
+        node = unvisited.pop()
         name = name_bound_by(node)
-        if name:
+        if name:  # what is below a function or class is bound in its own scope
             yield name
         elif not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
+            unvisited += ast.iter_child_nodes(node)
 
 
-def _messages(tree: ast.Module) -> set[str]:
+def _names_of_messages(tree: ast.Module) -> set[str]:
     """Return the names of messages, enums, values, services and extensions in a module that protoc generated. Its
     source only has them in a serialized form.
     """

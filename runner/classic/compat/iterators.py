@@ -28,10 +28,15 @@ _NO_RANGES = _ALL - {RANGE}
 _ITERATORS = frozenset({ITERATOR})
 
 
-class Made(NamedTuple):
-    """What made a value that is no list: the function as users write it, and the kind of the value."""
+class Origin(NamedTuple):
+    """Where a value that is no list comes from.
 
-    shown: str
+    Attributes:
+      maker: what made it, as users write it: `map`, `.keys`, or _GENERATOR.
+      kind: ITERATOR, VIEW or RANGE.
+    """
+
+    maker: str
     kind: str
 
 
@@ -102,20 +107,20 @@ class _Scope:
       node: the node of the syntax tree.
       outer: the scope around it; None: this is the module.
       stored: variable -> number of places that bind it.
-      made: variable that is bound once -> what made its value.
+      origins: variable that is bound once -> what made its value.
     """
 
     node: ast.AST
     outer: _Scope | None
     stored: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    made: dict[str, Made] = dataclasses.field(default_factory=dict)
+    origins: dict[str, Origin] = dataclasses.field(default_factory=dict)
 
 
 class _Values:
     """Follows the values of one module."""
 
     def __init__(self, tree: ast.AST) -> None:
-        shared = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop  # one object of each kind
+        shared = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop  # one object serves all places
         self._nodes = [node for node in ast.walk(tree) if not isinstance(node, shared)]  # outer nodes come first
         self._parents: dict[ast.AST, ast.AST] = {}
         for node in self._nodes:
@@ -128,26 +133,26 @@ class _Values:
         self._inside: dict[ast.AST, list[ast.AST]] = collections.defaultdict(list)  # scope -> its nodes
         self._assigned: dict[object, list[ast.expr]] = collections.defaultdict(list)  # name or attribute -> values
         for node in self._nodes:
-            self._place(node)
+            self._record_node(node)
         self._functions = self._functions_by_name()
-        self._returned: dict[str, Made] = {}
-        self._attributes: dict[tuple[ast.AST | None, str], Made] = {}
-        self._params: dict[str, Made] = {}
-        for _ in range(4):  # as far as a value is followed from function to function
+        self._returned: dict[str, Origin] = {}
+        self._attributes: dict[tuple[ast.AST | None, str], Origin] = {}
+        self._params: dict[str, Origin] = {}
+        for _ in range(4):  # each time, values are followed one function further
             self._follow()
 
     # --- what a value is ------------------------------------------------------------------------------------------
 
-    def _place(self, node: ast.AST) -> None:
-        """Store the scope and class of a node, and the name that it binds. Its parent has been placed before."""
+    def _record_node(self, node: ast.AST) -> None:
+        """Store the scope and class of a node, and the name and values that it binds. Its parent must come first."""
         parent = self._parents.get(node)
         outer = None if parent is None else self._scopes[parent]
         if isinstance(node, _SCOPES) or outer is None:
             self._scopes[node] = _Scope(node, outer)
         else:
             self._scopes[node] = outer
-        around = None if parent is None else self._classes[parent]
-        self._classes[node] = node if isinstance(node, ast.ClassDef) else around
+        class_around = None if parent is None else self._classes[parent]
+        self._classes[node] = node if isinstance(node, ast.ClassDef) else class_around
         if outer is not None:
             self._inside[outer.node].append(node)
             name = name_bound_by(node)
@@ -171,31 +176,35 @@ class _Values:
         }
 
     def _follow(self) -> None:
-        """Find once what variables, attributes, arguments, results and params are made of what is known so far."""
+        """Find what made the values of variables, attributes, arguments, results and params, from what is known so far.
+
+        A value that goes through several functions is found only after several calls.
+        """
         for node in self._nodes:
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                made = self._made(node.value)
-                if made is not None:
-                    self._assign(node.targets[0], made)
+                origin = self._origin_of(node.value)
+                if origin is not None:
+                    self._assign(node.targets[0], origin)
             elif isinstance(node, ast.Call):
                 self._pass_arguments(node)
                 for keyword in node.keywords:
                     if keyword.arg == "params":
-                        self._params |= dict(self._made_in_dict(keyword.value))
+                        self._params |= dict(self._origins_in_dict(keyword.value))
         for name, function in self._functions.items():
-            made = self._made_by_function(function)
-            if made is not None:
-                self._returned[name] = made
+            origin = self._origin_of_result(function)
+            if origin is not None:
+                self._returned[name] = origin
 
-    def _assign(self, target: ast.expr, made: Made) -> None:
+    def _assign(self, target: ast.expr, origin: Origin) -> None:
+        """Store what made the value of a variable or `self.x`, unless it is assigned in several places."""
         if isinstance(target, ast.Name):
             scope = self._scopes[target]
             if scope.stored[target.id] == 1:
-                scope.made[target.id] = made
+                scope.origins[target.id] = origin
         elif _is_of_self(target):
-            around = self._classes[target]
-            if around is not None and len(self._assigned[around, target.attr]) == 1:
-                self._attributes[around, target.attr] = made
+            class_around = self._classes[target]
+            if class_around is not None and len(self._assigned[class_around, target.attr]) == 1:
+                self._attributes[class_around, target.attr] = origin
 
     def _pass_arguments(self, call: ast.Call) -> None:
         """Follow the arguments of a call of one of the module's functions."""
@@ -206,20 +215,20 @@ class _Values:
         names = [argument.arg for argument in function.args.args]
         given = [*zip(names, call.args, strict=False), *((keyword.arg, keyword.value) for keyword in call.keywords)]
         for name, value in given:
-            made = self._made(value)
-            if name is not None and made is not None and scope.stored[name] == 1:
-                scope.made[name] = made
+            origin = self._origin_of(value)
+            if name is not None and origin is not None and scope.stored[name] == 1:
+                scope.origins[name] = origin
 
-    def _made_by_function(self, function: ast.FunctionDef) -> Made | None:
-        """Return what every call of the function returns, if it is no list."""
+    def _origin_of_result(self, function: ast.FunctionDef) -> Origin | None:
+        """Return what made the function's result, by its first `return`; None if another may return a list."""
         inside = self._inside[function]
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in inside):
-            return Made(_GENERATOR, ITERATOR)
+            return Origin(_GENERATOR, ITERATOR)
         returned = [node.value for node in inside if isinstance(node, ast.Return) and node.value is not None]
-        kinds = [self._made(value) for value in returned]
-        return kinds[0] if kinds and None not in kinds else None
+        results = [self._origin_of(value) for value in returned]
+        return results[0] if results and None not in results else None
 
-    def _made_in_dict(self, value: ast.AST) -> Iterator[tuple[str, Made]]:
+    def _origins_in_dict(self, value: ast.AST) -> Iterator[tuple[str, Origin]]:
         """Yield (key, what made its value) of a dict that is written out, or of a variable with one."""
         if isinstance(value, ast.Name):
             assigned = self._assigned[value.id]
@@ -235,17 +244,17 @@ class _Values:
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
             pairs = [(str(keyword.arg), keyword.value) for keyword in value.keywords]
         for key, item in pairs:
-            made = self._made(item)
-            if made is not None:
-                yield key, made
+            origin = self._origin_of(item)
+            if origin is not None:
+                yield key, origin
 
-    def _made(self, value: ast.AST) -> Made | None:
+    def _origin_of(self, value: ast.AST) -> Origin | None:
         """Return what made the value of an expression; None if it may be a list, or anything else."""
         if isinstance(value, ast.GeneratorExp):
-            return Made(_GENERATOR, ITERATOR)
+            return Origin(_GENERATOR, ITERATOR)
         if isinstance(value, ast.Name):
             scope = self._resolved(value)
-            return scope.made.get(value.id) if scope is not None else None
+            return scope.origins.get(value.id) if scope is not None else None
         if _is_of_self(value):
             return self._attributes.get((self._classes[value], value.attr))
         key = _key_of_params(value)
@@ -256,19 +265,20 @@ class _Values:
         if isinstance(value.func, ast.Name):
             name = value.func.id
             if name in _KINDS and name not in self._rebound:
-                return Made(name, _KINDS[name])
+                return Origin(name, _KINDS[name])
             return self._returned.get(name)
         if isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS and not value.args:
-            return Made(f".{value.func.attr}", VIEW)
+            return Origin(f".{value.func.attr}", VIEW)
         name = self._names.dotted(value.func) or ""
-        return Made(name, ITERATOR) if name.startswith("itertools.") else None
+        return Origin(name, ITERATOR) if name.startswith("itertools.") else None
 
     def _resolved(self, name: ast.Name) -> _Scope | None:
         """Return the scope whose variable a name is; None: it is no variable of this module."""
         scope: _Scope | None = self._scopes[name]
-        own = scope
+        innermost = scope
+        # As in Python, functions in a class do not see the variables of the class.
         while scope is not None:
-            is_visible = scope is own or not isinstance(scope.node, ast.ClassDef)
+            is_visible = scope is innermost or not isinstance(scope.node, ast.ClassDef)
             if is_visible and scope.stored[name.id]:
                 return scope
             scope = scope.outer
@@ -280,16 +290,16 @@ class _Values:
         """Yield each finding."""
         refused: set[ast.AST] = set()
         for node in self._nodes:
-            for value, kinds in self._list_places(node):
-                made = self._made(value)
-                if made is not None and made.kind in kinds:
+            for value, kinds in self._must_be_lists(node):
+                origin = self._origin_of(value)
+                if origin is not None and origin.kind in kinds:
                     refused.add(value)
-                    yield value, made.shown, _as_list(value, made)
+                    yield value, origin.maker, _as_list(value, origin)
             if isinstance(node, ast.Call):
                 yield from self._copied_params(node)
         yield from self._read_again(refused)
 
-    def _list_places(self, node: ast.AST) -> Iterator[tuple[ast.expr, frozenset[str]]]:
+    def _must_be_lists(self, node: ast.AST) -> Iterator[tuple[ast.expr, frozenset[str]]]:
         """Yield (part of the expression `node` that must be a list, the kinds of values that it must not be)."""
         if isinstance(node, ast.Subscript):
             is_read = isinstance(node.ctx, ast.Load)
@@ -298,9 +308,10 @@ class _Values:
             yield node.left, _ALL
             yield node.right, _ALL
         elif isinstance(node, ast.Call):
-            yield from self._list_arguments(node)
+            yield from self._arguments_of_lists(node)
 
-    def _list_arguments(self, call: ast.Call) -> Iterator[tuple[ast.expr, frozenset[str]]]:
+    def _arguments_of_lists(self, call: ast.Call) -> Iterator[tuple[ast.expr, frozenset[str]]]:
+        """Yield (object or argument of the call that must be a list, the kinds of values that it must not be)."""
         function = call.func
         if isinstance(function, ast.Attribute) and function.attr in (*_LIST_METHODS, *_LIST_METHODS_OF_RANGES):
             yield function.value, _ALL if function.attr in _LIST_METHODS else _NO_RANGES
@@ -314,20 +325,23 @@ class _Values:
             yield from _arguments_of_estimators(call, name)
 
     def _copied_params(self, call: ast.Call) -> Iterator[Found]:
-        """Yield views and generators in `params`, which an Estimator copies: Python cannot copy them."""
+        """Yield the views and generators in the `params` of an Estimator: it copies params, but these have no copy."""
         name = self._names.dotted(call.func) or ""
         for keyword in call.keywords:
             if keyword.arg != "params" or not name.endswith(_PREMADE):
                 continue
-            for key, made in self._made_in_dict(keyword.value):
-                if made.kind == VIEW or made.shown == _GENERATOR:
-                    text = f"params are copied for each call, and {made.shown} cannot be copied: write list(...)"
-                    yield keyword.value, made.shown, f"params[{key!r}]: {text}"
+            for key, origin in self._origins_in_dict(keyword.value):
+                if origin.kind == VIEW or origin.maker == _GENERATOR:
+                    text = f"params are copied for each call, and {origin.maker} cannot be copied: write list(...)"
+                    yield keyword.value, origin.maker, f"params[{key!r}]: {text}"
 
     # --- where it is read a second time ---------------------------------------------------------------------------
 
     def _read_again(self, refused: set[ast.AST]) -> Iterator[Found]:
-        """Yield the first use of each iterator that is read more than once."""
+        """Yield the first use of each iterator that is read more than once.
+
+        `refused` are the uses that are findings already.
+        """
         reads: dict[object, list[ast.expr]] = collections.defaultdict(list)
         for node in self._nodes:
             variable = self._variable(node)
@@ -335,19 +349,21 @@ class _Values:
                 reads[variable].append(node)
         for variable, nodes in reads.items():
             if any(self._is_argument_of(node, ("next",)) for node in nodes):
-                continue  # read step by step
+                continue  # a program that calls `next` takes the elements one by one
             nodes = [node for node in nodes if not self._is_argument_of(node, _NOT_READ) and self._is_read(node)]
+            # A use that may be repeated counts as two.
             times = sum(2 if self._is_read_often(node, variable) else 1 for node in nodes)
             if times > 1 and not self._exclude_each_other(nodes, variable):
-                made = self._made(nodes[0])
-                assert made is not None
+                origin = self._origin_of(nodes[0])
+                assert origin is not None
                 text = "an iterator is empty after its first use, and this one is used more than once"
-                yield nodes[0], made.shown, f"{text}: write list(...) where {ast.unparse(nodes[0])} is made"
+                yield nodes[0], origin.maker, f"{text}: write list(...) where {ast.unparse(nodes[0])} is made"
 
     def _variable(self, node: ast.AST) -> object | None:
         """Return which variable, attribute or key of params is loaded here, if it holds an iterator; else None."""
-        made = self._made(node) if isinstance(getattr(node, "ctx", None), ast.Load) or _key_of_params(node) else None
-        if made is None or made.shown not in _READ_AGAIN:
+        is_loaded = isinstance(getattr(node, "ctx", None), ast.Load) or bool(_key_of_params(node))
+        origin = self._origin_of(node) if is_loaded else None
+        if origin is None or origin.maker not in _READ_AGAIN:
             return None
         if isinstance(node, ast.Name):
             scope = self._resolved(node)
@@ -364,12 +380,14 @@ class _Values:
         """Report whether this use may read the iterator: it is not compared, tested or given another name."""
         parent = self._parents[node]
         if isinstance(parent, ast.Compare):
+            # `x in values` reads the iterator `values`; other comparisons do not.
             return node in parent.comparators and isinstance(parent.ops[0], ast.In | ast.NotIn)
         if isinstance(parent, ast.If | ast.IfExp | ast.BoolOp | ast.UnaryOp):
             return False
         if isinstance(parent, ast.keyword) and parent.arg == "params":
             return False
-        if isinstance(parent, ast.Dict):  # of params, which are copied
+        # A variable in a dict that is a keyword argument, such as params={...}, is copied there, and not read.
+        if isinstance(parent, ast.Dict):
             return not (isinstance(node, ast.Name) and self._is_copied(parent))
         return not isinstance(parent, ast.Assign)
 
@@ -377,21 +395,28 @@ class _Values:
         return isinstance(self._parents.get(display), ast.keyword)
 
     def _is_read_often(self, node: ast.AST, variable: object) -> bool:
-        """Report whether this one use may be executed more than once for one iterator."""
+        """Report whether this use may be executed more than once while the variable holds the same iterator.
+
+        Args:
+          node: the use.
+          variable: (function, class or module that has the variable, its name), as from `_variable`.
+        """
         assert isinstance(variable, tuple)
         home, name = variable
-        around = self._around_assignment(home, name)  # where it is made, it is made anew
+        # A loop around the assignment makes a new iterator each time.
+        around_assignment = self._nodes_around_assignment(home, name)
         child = node
         parent = self._parents[node]
         while parent is not home:
             is_condition = isinstance(parent, ast.comprehension) and child in parent.ifs
             is_loop = isinstance(parent, _LOOPS) and not _is_source_of_loop(child, parent)
-            if is_condition or (is_loop and parent not in around):
+            if is_condition or (is_loop and parent not in around_assignment):
                 return True
             if isinstance(parent, _FUNCTIONS) and not isinstance(home, ast.ClassDef) and self._is_called_often(parent):
                 return True
-            is_model = isinstance(parent, ast.FunctionDef) and parent.name.endswith(("model_fn", "input_fn"))
-            if isinstance(home, ast.ClassDef) and is_model:
+            # An Estimator may call a method that is its model_fn or input_fn more than once.
+            is_for_estimator = isinstance(parent, ast.FunctionDef) and parent.name.endswith(("model_fn", "input_fn"))
+            if isinstance(home, ast.ClassDef) and is_for_estimator:
                 return True
             if parent not in self._parents:
                 return False
@@ -399,31 +424,37 @@ class _Values:
             parent = self._parents[parent]
         return False
 
-    def _around_assignment(self, home: ast.AST, name: str) -> set[ast.AST]:
+    def _nodes_around_assignment(self, home: ast.AST, name: str) -> set[ast.AST]:
         """Return the nodes around the place where a variable of the function, class or module `home` is assigned."""
-        key = (home, name.removeprefix("self.")) if isinstance(home, ast.ClassDef) else name
-        found: set[ast.AST] = set()
-        for value in self._assigned[key]:
+        assigned_name = (home, name.removeprefix("self.")) if isinstance(home, ast.ClassDef) else name
+        around: set[ast.AST] = set()
+        for value in self._assigned[assigned_name]:
             if isinstance(home, ast.ClassDef) or self._scopes[value].node is home:
                 node: ast.AST = value
                 while node in self._parents:
                     node = self._parents[node]
-                    found.add(node)
-        return found
+                    around.add(node)
+        return around
 
     def _is_called_often(self, function: ast.AST) -> bool:
-        """Report whether a function may be called more than once: unless it is called in one place, outside of loops
-        and of other functions than `main`, and not given to somebody.
+        """Report whether a function may be called more than once.
+
+        It is called once if its name is used only in one call, which is outside of loops, and in no function that may
+        itself be called more than once. `main` is called once.
         """
         if not isinstance(function, ast.FunctionDef) or function.name not in self._functions:
             return True
-        used = [node for node in self._nodes if isinstance(node, ast.Name) and node.id == function.name]
-        calls = [self._parents[node] for node in used]
+        uses = [node for node in self._nodes if isinstance(node, ast.Name) and node.id == function.name]
+        parents_of_uses = [self._parents[node] for node in uses]
         if function.name == "main":
             return False
-        if len(calls) != 1 or not isinstance(calls[0], ast.Call) or calls[0].func is not used[0]:
+        if (
+            len(parents_of_uses) != 1
+            or not isinstance(parents_of_uses[0], ast.Call)
+            or parents_of_uses[0].func is not uses[0]
+        ):
             return True
-        child: ast.AST = calls[0]
+        child: ast.AST = parents_of_uses[0]
         parent = self._parents[child]
         while not isinstance(parent, ast.Module):
             if isinstance(parent, _LOOPS) and not _is_source_of_loop(child, parent):
@@ -439,9 +470,9 @@ class _Values:
         if any(self._is_read_often(node, variable) for node in nodes):
             return False
         branches = [self._branches(node) for node in nodes]
-        for index, own in enumerate(branches):
-            for other in branches[index + 1 :]:
-                if not any(other.get(test, branch) != branch for test, branch in own.items()):
+        for index, branches_of_node in enumerate(branches):
+            for branches_of_other in branches[index + 1 :]:
+                if not any(branches_of_other.get(test, branch) != branch for test, branch in branches_of_node.items()):
                     return False
         return True
 
@@ -460,11 +491,11 @@ class _Values:
         return found
 
 
-def _as_list(value: ast.expr, made: Made) -> str:
+def _as_list(value: ast.expr, origin: Origin) -> str:
     """Return the text of the finding about a value that must be a list."""
-    if made.shown in (_GENERATOR, "range") or (made.kind == ITERATOR and made.shown not in _LISTS_BEFORE):
-        return f"it is {made.kind}, and a list is needed: write list({ast.unparse(value)})"
-    return f"Python 3 returns {made.kind} instead of a list: write list({ast.unparse(value)})"
+    if origin.maker in (_GENERATOR, "range") or (origin.kind == ITERATOR and origin.maker not in _LISTS_BEFORE):
+        return f"it is {origin.kind}, and a list is needed: write list({ast.unparse(value)})"
+    return f"Python 3 returns {origin.kind} instead of a list: write list({ast.unparse(value)})"
 
 
 def _same_as_builtins(nodes: Sequence[ast.AST]) -> set[str]:

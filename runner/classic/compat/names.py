@@ -111,6 +111,12 @@ def reason(table: Iterable[str], name: str, shown: str) -> str:
 
 
 def _space(table: Mapping[str, str], of_package: Mapping[str, str] = MappingProxyType({})) -> Space:
+    """Return the Space of a table of names.
+
+    Args:
+      table: name below the space -> its place, "module:attribute".
+      of_package: the same for names that exist only if the package tensorflow-estimator is installed.
+    """
     modules = modules_of((*table, *GONE))
 
     def find(name: str) -> str | None:

@@ -71,11 +71,11 @@ def places_in(table: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for modules, place, names in _ROW.findall(table):
-        before = f"{place}." if ":" in place else f"{place}:"
+        prefix = f"{place}." if ":" in place else f"{place}:"
         for pair in names.split():
-            name, _, other = pair.partition("=")
+            name, _, name_at_place = pair.partition("=")
             for module in modules.split():
-                found[f"{module}.{name}".lstrip(".")] = before + (other or name)
+                found[f"{module}.{name}".lstrip(".")] = prefix + (name_at_place or name)
     return found
 
 
@@ -120,9 +120,9 @@ def all_of(place: str, root: str = MODULE) -> Space:
       place: the place.
       root: the place of the space itself. MODULE: a module that imports nothing before a name in it is used.
     """
-    at = f"{place}." if ":" in place else f"{place}:"
+    prefix = f"{place}." if ":" in place else f"{place}:"
     return Space(
-        find=lambda name: f"{at}{name}" if name else root,
+        find=lambda name: f"{prefix}{name}" if name else root,
         reason=lambda name, shown: f"there is no {shown}.",
         listed=lambda below: [name for name in dir(load(place, place)) if not name.startswith("_")],
     )
@@ -169,30 +169,31 @@ class OldModule(types.ModuleType):
         super().__init__(name, "A module of an older TensorFlow, on the runner.")
         self.__path__: list[str] = []  # or Python would refuse to import modules in it
         self._space = space
-        self._below = below
+        self._name_in_space = below
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return dir(self)
-        if name.startswith("__"):  # libraries ask every module for `__file__` and the like
+        if name.startswith("__"):  # libraries look for `__file__` and the like in every module
             raise AttributeError(name)
-        below = f"{self._below}.{name}".removeprefix(".")
-        whole = f"{self.__name__}.{name}"
-        place = self._space.find(below)
+        name_in_space = f"{self._name_in_space}.{name}".removeprefix(".")
+        full_name = f"{self.__name__}.{name}"
+        place = self._space.find(name_in_space)
         if place == MODULE:
-            return importlib.import_module(whole)
+            return importlib.import_module(full_name)
         if place is None:
+            # The frame that reads the attribute: the import system's for `from module import name`.
             if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
-                # An import statement asks for the name. If it is in a `try`, it must raise, and not find the Refused
-                # that an earlier import left in sys.modules.
-                sys.modules.pop(whole, None)
-            raise NotServed(self._space.reason(below, _shown(whole)))
+                # An import statement in a `try` must raise, and not find the Refused that an earlier import of this
+                # name left in sys.modules.
+                sys.modules.pop(full_name, None)
+            raise NotServed(self._space.reason(name_in_space, _shown(full_name)))
         if place == SOURCE:
             assert self._space.execute is not None
-            self._space.execute(self, self._below)
+            self._space.execute(self, self._name_in_space)
             return self.__getattribute__(name)
-        value = load(place, _shown(whole))
-        setattr(self, name, value)  # Python asks `__getattr__` only for what is not set
+        value = load(place, _shown(full_name))
+        setattr(self, name, value)  # later uses read it without `__getattr__`
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -202,7 +203,7 @@ class OldModule(types.ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return self._space.listed(self._below)
+        return self._space.listed(self._name_in_space)
 
 
 class Refused(OldModule):
@@ -222,7 +223,7 @@ class Refused(OldModule):
         raise self._refusal()
 
     def _refusal(self) -> NotServed:
-        return NotServed(self._space.reason(self._below, _shown(self.__name__)))
+        return NotServed(self._space.reason(self._name_in_space, _shown(self.__name__)))
 
 
 class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -249,22 +250,25 @@ class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        space, below = space_of(self._spaces, fullname) or (None, "")
+        space, name = space_of(self._spaces, fullname) or (None, "")
         if space is None:
             return None
-        place = space.find(below)
-        elsewhere: tuple[types.ModuleType, ModuleSpec | None] | None = None
+        place = space.find(name)
+        # (a module that exists under another name, its spec); Python will use the module for `fullname`, too.
+        existing: tuple[types.ModuleType, ModuleSpec | None] | None = None
         if place and place != SOURCE:
             with contextlib.suppress(AttributeError):  # a space of all names also finds those that do not exist
                 value = load(place, _shown(fullname))
                 if isinstance(value, types.ModuleType):
-                    elsewhere = (value, value.__spec__)
-        if place != MODULE and elsewhere is None:
+                    existing = (value, value.__spec__)
+        if place != MODULE and existing is None:
             if not space.is_refused_late:
                 return None
-            if _is_tried():  # `from tensorflow.contrib import gan` would replace the message of a ModuleNotFoundError
-                raise ImportError(space.reason(below, _shown(fullname)), name=fullname)
-        return ModuleSpec(fullname, self, loader_state=elsewhere, is_package=True)
+            # An import in a `try` must fail, so that `except` takes the program's other way. The error is no
+            # ModuleNotFoundError, whose message `from tensorflow.contrib import gan` would replace.
+            if _is_import_in_try():
+                raise ImportError(space.reason(name, _shown(fullname)), name=fullname)
+        return ModuleSpec(fullname, self, loader_state=existing, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return spec.loader_state[0] if spec.loader_state else self.module(spec.name)
@@ -278,17 +282,18 @@ class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__ = module.__spec__.loader_state[1]
 
 
-def _is_tried() -> bool:
+def _is_import_in_try() -> bool:
     """Report whether the import statement that is running is in a `try` with `except`, which handles import errors."""
     files_of_imports = (__file__, importlib.__file__, "<frozen importlib")
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(files_of_imports):
         frame = frame.f_back
-    return frame is not None and frame.f_lineno in _tried_lines(frame.f_code.co_filename)
+    return frame is not None and frame.f_lineno in _lines_in_try(frame.f_code.co_filename)
 
 
 @functools.lru_cache(maxsize=64)
-def _tried_lines(file: str) -> frozenset[int]:
+def _lines_in_try(file: str) -> frozenset[int]:
+    """Return the line numbers of a source file that are in the body of a `try` with `except`."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # written for another Python version

@@ -96,15 +96,16 @@ def idioms(tree: ast.AST) -> Iterator[Found]:
             gone_from = "NumPy 2" if use.name.startswith("numpy.") else "Python 3"
             text = f"{gone_from} has no {use.name}: write {_OF_MODULES[use.name]}"
             yield use.line, use.column, use.name, text
-    for node, shown, text in _of_nodes(tree):
+    for node, shown, text in _idioms_in(tree):
         yield node.lineno, node.col_offset + 1, shown, text
 
 
-def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
-    bound = {name_bound_by(node) for node in ast.walk(tree)} - {""}  # in any scope
+def _idioms_in(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield (expression, idiom such as `print >>`, text of the finding) for all but names in modules."""
+    names_of_program = {name_bound_by(node) for node in ast.walk(tree)} - {""}  # which the program binds in any scope
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _NAMES and node.id not in bound:
+        if isinstance(node, ast.Name) and node.id in _NAMES and node.id not in names_of_program:
             yield node, node.id, f"Python 3 has no {node.id}: write {_NAMES[node.id]}"
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift) and ast.unparse(node.left) == "print":
             yield node, "print >>", "Python 3's print is a function: write print(..., file=f)"
@@ -112,9 +113,9 @@ def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
             assert node.type is not None
             yield node.type, "except", "Python 3 takes the second for an error, too: write `except Error as error:`"
         elif isinstance(node, ast.Call):
-            yield from _of_call(node, functions)
-    yield from _of_attributes(tree)
-    yield from _of_pandas(tree)
+            yield from _idioms_of_call(node, functions)
+    yield from _renamed_attributes(tree)
+    yield from _removed_from_pandas(tree)
     yield from iterators.used_as_lists(tree)
 
 
@@ -129,12 +130,13 @@ def _is_except_with_a_comma(handler: ast.ExceptHandler) -> bool:
     return is_a_variable and not has_parentheses
 
 
-def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, str, str]]:
+def _idioms_of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield the idioms of one call. `functions` are those that the program defines: it may call a method of its own."""
     function = node.func
     if isinstance(function, ast.Attribute):
         if function.attr not in functions:
-            yield from _of_method(node, function)
-        yield from _of_binary_files(node, function)
+            yield from _idioms_of_method(node, function)
+        yield from _calls_with_wrong_file_mode(node, function)
     if "cmp" in {keyword.arg for keyword in node.keywords} and ast.unparse(function).endswith(("sorted", ".sort")):
         yield node, "cmp", _NO_CMP
     if isinstance(function, ast.Name) and function.id == "range":
@@ -142,10 +144,10 @@ def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, st
             yield node, "range", "in Python 3, / gives a float, which range does not accept: write //"
 
 
-def _of_method(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[ast.expr, str, str]]:
+def _idioms_of_method(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[ast.expr, str, str]]:
     """Yield calls of methods that are gone, or that took a function which compares two elements."""
-    owner, takes, instead = _METHODS.get(function.attr, ("", 0, ""))
-    if owner and len(node.args) == takes and not node.keywords:
+    owner, num_arguments, instead = _METHODS.get(function.attr, ("", 0, ""))
+    if owner and len(node.args) == num_arguments and not node.keywords:
         yield node, f".{function.attr}", f"{owner} has no {function.attr}: write {instead}"
     if function.attr == "sort" and len(node.args) == 1 and _takes_two(node.args[0]):
         yield node, ".sort", _NO_CMP
@@ -154,7 +156,7 @@ def _of_method(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[ast.ex
         yield node, ".decode", "Python 3's str has no decode: remove it"
 
 
-def _of_pandas(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
+def _removed_from_pandas(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
     """Yield `df.ix[...]` and `df.append(other, ignore_index=True)`, which the pandas of today does not have."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "ix":
@@ -168,7 +170,7 @@ def _takes_two(function: ast.expr) -> bool:
     return isinstance(function, ast.Lambda) and len(function.args.args) == 2
 
 
-def _of_binary_files(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[ast.expr, str, str]]:
+def _calls_with_wrong_file_mode(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[ast.expr, str, str]]:
     """Yield calls of csv with a binary file, and of pickle with a text file: `pickle.load(open(path))`."""
     module = function.value.id if isinstance(function.value, ast.Name) else ""
     if (module, function.attr) not in _FILES:
@@ -183,7 +185,7 @@ def _of_binary_files(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[
         yield node, f"{module}.{function.attr}", f"in Python 3 it needs a {kind} file: change the mode of open()"
 
 
-def _of_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
+def _renamed_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
     """Yield attributes of functions that have another name now, and classes whose iterators have only `next`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in _ATTRIBUTES:
@@ -191,7 +193,8 @@ def _of_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
         elif isinstance(node, ast.ClassDef):
             methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
             if "next" in methods and "__iter__" in methods and "__next__" not in methods:
+                # If __iter__ returns another object, that one is the iterator.
                 inside = ast.walk(methods["__iter__"])
                 if any(isinstance(part, ast.Return) and ast.unparse(part) == "return self" for part in inside):
-                    place = ast.copy_location(ast.Name("next"), methods["next"])
-                    yield place, "next", "Python 3 calls __next__: write __next__ = next below it"
+                    position = ast.copy_location(ast.Name("next"), methods["next"])
+                    yield position, "next", "Python 3 calls __next__: write __next__ = next below it"

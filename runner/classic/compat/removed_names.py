@@ -131,8 +131,8 @@ _OF_PLATFORMS = frozenset({"numpy.complex256", "numpy.float128", "numpy.complex1
 
 def gone(tree: ast.AST) -> Iterator[Found]:
     """Yield each use of a name that neither this Python nor the installed packages have, in any order."""
-    python = _shown(sys.version_info[:2])
-    for line, column, name in _used(tree):
+    python = _version_text(sys.version_info[:2])
+    for line, column, name in _uses_of_packages(tree):
         top = name.partition(".")[0]
         if top in _PACKAGES:
             missing = _missing_in_package(name)
@@ -143,26 +143,32 @@ def gone(tree: ast.AST) -> Iterator[Found]:
             missing = _missing_in_library(name)
             if missing:
                 yield line, column, missing, f"Python {python} has no {missing}{_instead(missing)}"
-    for line, column, method, version, instead in _methods(tree):
+    for line, column, method, version, instead in _removed_methods(tree):
         if sys.version_info >= version:
-            yield line, column, f".{method}", f"since Python {_shown(version)} there is no {method}: write {instead}"
+            yield (
+                line,
+                column,
+                f".{method}",
+                f"since Python {_version_text(version)} there is no {method}: write {instead}",
+            )
 
 
 def gone_later(tree: ast.AST) -> Iterator[Found]:
     """Yield each use of a name that this Python has and that a later one removes, in any order."""
-    for line, column, name in _used(tree):
+    for line, column, name in _uses_of_packages(tree):
         parts = name.split(".")
+        # A table may have the name itself or a module above it.
         beginnings = [".".join(parts[: end + 1]) for end in range(len(parts))]
         for version, names in _REMOVED_IN.items():
-            found = next((begun for begun in beginnings if begun in names.split()), None)
-            if found is not None and sys.version_info < version:
-                yield line, column, found, f"Python {_shown(version)} does not have it{_instead(found)}"
-    for line, column, method, version, instead in _methods(tree):
+            removed = next((beginning for beginning in beginnings if beginning in names.split()), None)
+            if removed is not None and sys.version_info < version:
+                yield line, column, removed, f"Python {_version_text(version)} does not have it{_instead(removed)}"
+    for line, column, method, version, instead in _removed_methods(tree):
         if sys.version_info < version:
-            yield line, column, f".{method}", f"Python {_shown(version)} does not have it: write {instead}"
+            yield line, column, f".{method}", f"Python {_version_text(version)} does not have it: write {instead}"
 
 
-def _shown(version: tuple[int, ...]) -> str:
+def _version_text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
@@ -189,20 +195,21 @@ def _hint(table: Mapping[str, str], name: str) -> str:
     return ""
 
 
-def _used(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
+def _uses_of_packages(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
     """Yield (line, column, full name) of each use of the standard library and of the packages that are looked into."""
     roots: set[str] = set()
     for node in ast.walk(tree):
         roots.update(name.partition(".")[0] for name in _imported(node))
     library = {root for root in roots if root in sys.stdlib_module_names} - _NEVER_IMPORTED
-    of_later = set(" ".join(_REMOVED_IN.values()).split())
+    # Modules that this Python no longer has are in this table, and not in sys.stdlib_module_names.
+    removed_later = set(" ".join(_REMOVED_IN.values()).split())
     rebound = {name_bound_by(node) for node in ast.walk(tree) if not isinstance(node, ast.alias)}
-    walk = _Library(*library, *(roots & {*_PACKAGES, *of_later}), rebound=frozenset(rebound))
-    walk.visit(tree)
-    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_set(node)}
-    for use in walk.found:
-        is_of_windows = use.name.startswith(_OF_WINDOWS)  # and used there only
-        if use.name.rpartition(".")[2] not in own and not is_of_windows:
+    visitor = _Library(*library, *(roots & {*_PACKAGES, *removed_later}), rebound=frozenset(rebound))
+    visitor.visit(tree)
+    set_by_program = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_set(node)}
+    for use in visitor.found:
+        is_of_windows = use.name.startswith(_OF_WINDOWS)  # a program calls these on Windows only
+        if use.name.rpartition(".")[2] not in set_by_program and not is_of_windows:
             yield use.line, use.column, use.name
 
 
@@ -235,7 +242,7 @@ class _Library(Uses):
         self._tries -= bool(node.handlers)
 
     def _bind(self, local: str, name: str) -> None:
-        if not self._tries:  # `except` may bind it to another one
+        if not self._tries:  # `except` may bind the name to another module
             super()._bind(local, name)
 
 
@@ -252,7 +259,10 @@ def _is_set(node: ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
 
 
-def _methods(tree: ast.AST) -> Iterator[tuple[int, int, str, Version, str]]:
+def _removed_methods(tree: ast.AST) -> Iterator[tuple[int, int, str, Version, str]]:
+    """Yield (line, column, method, Python version that removed it, what to write) for each call of a removed method.
+    Methods with the name of a function of the program are left out.
+    """
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in own:
@@ -276,16 +286,16 @@ def _missing_in_library(name: str) -> str:
     if name in _SET_LATER:
         return ""
     for end in range(1, len(parts)):
-        here = ".".join(parts[: end + 1])
+        dotted = ".".join(parts[: end + 1])
         if hasattr(module, parts[end]):
             value = getattr(module, parts[end])
-            if not isinstance(value, type(ast)):
+            if not isinstance(value, type(ast)):  # no module: what follows are attributes of an object
                 return ""
             module = value
             continue
-        module = _module(here) if hasattr(module, "__path__") else None
+        module = _module(dotted) if hasattr(module, "__path__") else None
         if module is None:
-            return here
+            return dotted
     return ""
 
 
@@ -310,7 +320,7 @@ def _missing_in_package(name: str) -> str:
     source = Path(spec.origin)
     for end in range(1, len(parts)):
         part = parts[end]
-        if _may_define(source, part, package=parts[0]):
+        if _may_define(source, part, package=parts[0]):  # and what follows is not looked at
             return ""
         is_package = source.name == "__init__.py"
         found = source_at(source.parent / part) if is_package else None
@@ -327,5 +337,5 @@ def _may_define(source: Path, name: str, *, package: str) -> bool:
     defined = defined_in(source)
     if "*" in defined or name in defined or name in OF_EVERY_MODULE:
         return True
-    # Its `__getattr__` has the names in quotes.
+    # The `__getattr__` of a module of pandas has the names that it serves in quotes.
     return package == "pandas" and "__getattr__" in defined and f'"{name}"' in source.read_text()

@@ -45,7 +45,7 @@ class Use(source_names.Use):
     is_of_dataset: bool = False
 
     @property
-    def said(self) -> str:
+    def as_written(self) -> str:
         """The name as users write it: `tf.train.AdamOptimizer`, `tf.compat.v1.train.AdamOptimizer`, `.predict`."""
         if self.name.startswith("tensorflow.") and not self.is_private:
             return f"tf.{self.name.removeprefix('tensorflow.')}"
@@ -59,9 +59,9 @@ class Use(source_names.Use):
 
 def uses(tree: ast.AST) -> list[Use]:
     """Return all uses of TensorFlow in a module in the order of lines, including methods of estimators and datasets."""
-    walk = _Uses(*_ROOTS, of_the_script=_called_by_the_script(tree))
-    walk.visit(tree)
-    return sorted(walk.found, key=lambda use: (use.line, use.column))
+    visitor = _Uses(*_ROOTS, functions_of_script=_functions_of_the_script(tree))
+    visitor.visit(tree)
+    return sorted(visitor.found, key=lambda use: (use.line, use.column))
 
 
 _ASSIGNMENTS = frozenset({"assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"})
@@ -82,15 +82,15 @@ class _Uses(source_names.Uses):
     hold estimators or sessions.
     """
 
-    def __init__(self, *roots: str, of_the_script: frozenset[str]) -> None:
+    def __init__(self, *roots: str, functions_of_script: frozenset[str]) -> None:
         super().__init__(*roots)
-        self._of_the_script = of_the_script
+        self._functions_of_script = functions_of_script
         self._estimators: set[str] = set()
         self._sessions: set[str] = set()  # variables that hold sessions made in eager mode
         self._datasets: set[str] = set()  # variables that hold datasets
-        self._functions: list[str] = []
-        self._around: collections.Counter[str] = collections.Counter()  # MODEL_FN, INPUT_FN or HOOK -> depth
-        self._graphs = 0
+        self._functions: list[str] = []  # names of the functions around the node that is visited
+        self._depths: collections.Counter[str] = collections.Counter()  # MODEL_FN, INPUT_FN or HOOK -> depth
+        self._num_graphs = 0  # number of `with` blocks around it that make a graph the default
 
     def use(self, line: int, column: int, name: str, **facts: Any) -> Use:
         return Use(line, column, name, place=self._place, **facts)
@@ -98,10 +98,12 @@ class _Uses(source_names.Uses):
     @property
     def _place(self) -> str:
         for place in (MODEL_FN, INPUT_FN, HOOK):
-            if self._around[place]:
+            if self._depths[place]:
                 return place
-        in_script = not self._functions or (len(self._functions) == 1 and self._functions[0] in self._of_the_script)
-        return SCRIPT if in_script and not self._graphs else ELSEWHERE
+        in_script = not self._functions or (
+            len(self._functions) == 1 and self._functions[0] in self._functions_of_script
+        )
+        return SCRIPT if in_script and not self._num_graphs else ELSEWHERE
 
     # --- scopes ----------------------------------------------------------------------------------------------------
 
@@ -109,14 +111,16 @@ class _Uses(source_names.Uses):
         arguments = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         is_model_fn = {"features", "mode"} <= arguments or node.name.endswith("model_fn")
         self._functions.append(node.name)
+        # An argument with the name of an outer variable holds another value.
         datasets = self._datasets
         self._datasets = datasets - arguments
+        # A `serving_input_fn` or ServingInputReceiver describes requests, and returns no data.
         is_input_fn = node.name.endswith("input_fn") and "erving" not in ast.unparse(node)
-        self._around[MODEL_FN] += is_model_fn
-        self._around[INPUT_FN] += is_input_fn
+        self._depths[MODEL_FN] += is_model_fn
+        self._depths[INPUT_FN] += is_input_fn
         self.generic_visit(node)
-        self._around[MODEL_FN] -= is_model_fn
-        self._around[INPUT_FN] -= is_input_fn
+        self._depths[MODEL_FN] -= is_model_fn
+        self._depths[INPUT_FN] -= is_input_fn
         self._datasets = datasets
         self._functions.pop()
 
@@ -126,13 +130,13 @@ class _Uses(source_names.Uses):
         self._functions.pop()
 
     def visit_With(self, node: ast.With) -> None:
-        before = self._graphs
+        before = self._num_graphs
         for item in node.items:
             self.visit(item)
-            self._graphs += _makes_a_graph_default(item.context_expr, self._sessions)
+            self._num_graphs += _makes_a_graph_default(item.context_expr, self._sessions)
         for child in node.body:
             self.visit(child)
-        self._graphs = before
+        self._num_graphs = before
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         bases = [(base, self.dotted(base)) for base in node.bases]
@@ -141,16 +145,17 @@ class _Uses(source_names.Uses):
                 self.add(base, name, is_base=True)
         is_hook = any(name is not None and name.endswith(("Hook", "Listener")) for _, name in bases)
         is_optimizer = any(name is not None and name.endswith("Optimizer") for _, name in bases)
-        self._around[HOOK] += is_hook
-        self._around[MODEL_FN] += is_optimizer  # which calls it
+        self._depths[HOOK] += is_hook
+        self._depths[MODEL_FN] += is_optimizer  # a model_fn calls its methods
         for child in [*node.decorator_list, *node.keywords, *node.body]:
             self.visit(child)
-        self._around[HOOK] -= is_hook
-        self._around[MODEL_FN] -= is_optimizer
+        self._depths[HOOK] -= is_hook
+        self._depths[MODEL_FN] -= is_optimizer
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def visit_Assign(self, node: ast.Assign) -> None:
+        """Note which variables hold TensorFlow names, datasets, estimators and sessions."""
         super().visit_Assign(node)
         targets = {ast.unparse(target) for target in node.targets if isinstance(target, ast.Name | ast.Attribute)}
         for target in node.targets:
@@ -158,13 +163,14 @@ class _Uses(source_names.Uses):
         if self._makes_dataset(node.value):
             self._datasets |= targets
         else:
-            self._datasets -= targets
+            self._datasets -= targets  # the variable may hold anything from here on
         if self._makes_estimator(node.value):
             self._estimators |= targets
         if self._place == SCRIPT and self._makes_session(node.value):
             self._sessions |= targets
 
     def visit_Call(self, node: ast.Call) -> None:
+        """Record the call of a TensorFlow name, or of a method that may be a finding, and visit the arguments."""
         name = self.dotted(node.func)
         keywords = {keyword.arg: _is_none(keyword.value) for keyword in node.keywords if keyword.arg}
         if name is not None:
@@ -193,10 +199,12 @@ class _Uses(source_names.Uses):
         self._assign(node.target, node.value)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        """Follow a name that is assigned to a variable, to an attribute such as `self.layers`, or with others."""
+        """Remember the TensorFlow name that is assigned to a variable or to an attribute such as `self.layers`, also as
+        a part of `a, b = tf.layers, tf.nn`.
+        """
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for part, its_value in zip(target.elts, value.elts, strict=True):
-                self._assign(part, its_value)
+            for part, value_of_part in zip(target.elts, value.elts, strict=True):
+                self._assign(part, value_of_part)
         elif isinstance(target, ast.Name | ast.Attribute):
             name = self.dotted(value)
             if name is not None:
@@ -212,23 +220,26 @@ class _Uses(source_names.Uses):
                 self._bind(argument.arg, name)
 
     def dotted(self, node: ast.AST) -> str | None:
-        """Return the full name of an expression: of a chain of attributes, also of a variable or an attribute of an
-        object that was assigned one, of `getattr(tf, "contrib")` and `importlib.import_module("tensorflow.contrib")`.
+        """Return the full name that an expression stands for; None if it stands for no name of the followed packages.
+
+        The expression is a chain of attributes (`tf.layers.dense`). The chain may begin with a variable, or an
+        attribute such as `self.layers`, to which a name was assigned, with `getattr(tf, "contrib")`, or with
+        `importlib.import_module("tensorflow.contrib")`.
         """
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
-            held = self._bound.get(ast.unparse(node)) if _is_plain(node) else None
-            if held is not None:
-                return source_names.canonical(".".join([held, *reversed(parts)]))
+            assigned_name = self._bound.get(ast.unparse(node)) if _is_plain(node) else None
+            if assigned_name is not None:
+                return source_names.canonical(".".join([assigned_name, *reversed(parts)]))
             parts.append(node.attr)
             node = node.value
         if isinstance(node, ast.Name):
-            begun = self._bound.get(node.id)
+            beginning = self._bound.get(node.id)
         elif isinstance(node, ast.Call):
-            begun = self._imported_by_call(node)
+            beginning = self._imported_by_call(node)
         else:
-            begun = None
-        return None if begun is None else source_names.canonical(".".join([begun, *reversed(parts)]))
+            beginning = None
+        return None if beginning is None else source_names.canonical(".".join([beginning, *reversed(parts)]))
 
     def _imported_by_call(self, call: ast.Call) -> str | None:
         """Return the name that `getattr(module, "name")` or `import_module("name")` returns; None for other calls."""
@@ -242,13 +253,16 @@ class _Uses(source_names.Uses):
         return None
 
     def _makes_dataset(self, value: ast.AST) -> bool:
-        """Report whether an expression is a tf.data.Dataset for sure."""
+        """Report whether an expression is a tf.data.Dataset for sure.
+
+        That is a call of a dataset's constructor, a variable with a dataset, or either with calls of methods behind it.
+        """
         while isinstance(value, ast.Call):
             name = self.dotted(value.func) or ""
             if name:
                 public = name.replace(f"{source_names.V1}.", "tensorflow.").replace(".contrib.", ".")
-                is_class = public.startswith("tensorflow.data.") and public.endswith("Dataset")
-                return is_class or public.startswith("tensorflow.data.Dataset.")
+                is_constructor = public.startswith("tensorflow.data.") and public.endswith("Dataset")
+                return is_constructor or public.startswith("tensorflow.data.Dataset.")
             if not isinstance(value.func, ast.Attribute):
                 return False
             method = value.func.attr
@@ -269,14 +283,14 @@ class _Uses(source_names.Uses):
         return name is not None and name.endswith((".Session", ".InteractiveSession")) and not has_graph
 
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
-        """Report whether this method call is a finding. In a hook, `session.run` is one only if it has a feed_dict."""
+        """Report whether a call of a method is a use to report, by the method's name and the place of the call."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
         if function.attr == "map" and ARGUMENTS_OF_CONTRIB & {*keywords}:
             return True
         if function.attr in _ASSIGNMENTS:
             return self._place == MODEL_FN
-        if function.attr == "run" and self._around[HOOK]:
+        if function.attr == "run" and self._depths[HOOK]:  # `session.run` works in a hook, but not with a feed_dict
             return "feed_dict" in keywords or len(call.args) > 1
         if function.attr == "run" and self._place == SCRIPT:
             return ast.unparse(function.value) in self._sessions
@@ -285,19 +299,22 @@ class _Uses(source_names.Uses):
         return ast.unparse(function.value) in self._estimators or "input_fn" in keywords
 
 
-def _called_by_the_script(tree: ast.AST) -> frozenset[str]:
+def _functions_of_the_script(tree: ast.AST) -> frozenset[str]:
     """Return the names of the functions of a module that run in eager mode: `main`, and functions that are called only
     by such functions or at the top level.
 
     A function that is passed as a value (`input_fn=read`), or called by such a function, may run in a graph.
     """
     functions = {node.name for node in ast.iter_child_nodes(tree) if isinstance(node, ast.FunctionDef)}
-    calls, given = _calls(tree)
-    found = functions - given | {"main"} & functions
+    calls, used_as_values = _calls(tree)
+    in_script = functions - used_as_values | {"main"} & functions
+    # Remove functions that are called from elsewhere, until all callers of those that are left are among them, too.
     callers = {name: {caller for called, caller in calls if called == name} for name in functions}
-    while strangers := {name for name in found - {"main"} if not callers[name] or not callers[name] <= {"", *found}}:
-        found -= strangers
-    return frozenset(found)
+    while called_elsewhere := {
+        name for name in in_script - {"main"} if not callers[name] or not callers[name] <= {"", *in_script}
+    }:
+        in_script -= called_elsewhere
+    return frozenset(in_script)
 
 
 def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
@@ -306,13 +323,13 @@ def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
     A caller is a function of the module, "" for the module itself, or "?" if the call may run in a graph.
     """
     calls: set[tuple[str, str]] = set()
-    given: set[str] = set()
-    waiting: list[tuple[ast.AST, str]] = [(tree, "")]
-    while waiting:
-        node, caller = waiting.pop()
+    used_as_values: set[str] = set()
+    unvisited: list[tuple[ast.AST, str]] = [(tree, "")]
+    while unvisited:
+        node, caller = unvisited.pop()
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Name):
-            given.add(node.id)
+            used_as_values.add(node.id)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             calls.add((node.func.id, caller))
             children.remove(node.func)
@@ -322,18 +339,19 @@ def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
             caller = "?"
         elif isinstance(node, ast.With) and any(_makes_a_graph_default(item.context_expr) for item in node.items):
             caller = "?"
-        waiting += [(child, caller) for child in children]
-    return calls, given
+        unvisited += [(child, caller) for child in children]
+    return calls, used_as_values
 
 
 def _makes_a_graph_default(context: ast.AST, sessions: Collection[str] = ()) -> bool:
     """Report whether the body of `with context:` runs in a graph, even in TensorFlow 2.
 
-    `with tf.Session():` and `with graph.as_default():` make a graph the default; `with session.as_default():` does not.
+    `with tf.Session():` and `with graph.as_default():` make a graph the default. `with session.as_default():` does not,
+    where `session` is one of `sessions`, the variables with sessions that were made in eager mode.
     """
     call = context.func if isinstance(context, ast.Call) else None
-    is_one = isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")
-    return is_one and isinstance(call, ast.Attribute) and ast.unparse(call.value) not in sessions
+    may_make_graph_default = isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")
+    return may_make_graph_default and isinstance(call, ast.Attribute) and ast.unparse(call.value) not in sessions
 
 
 def _is_plain(node: ast.Attribute) -> bool:

@@ -28,9 +28,10 @@ _DEFAULT_GRAPH_SEED = 87654321
 
 
 class Queue:
-    """The elements of a queue, each of which goes to one of the places that take from it.
+    """A queue as the dataset of its elements. Each element goes to one of the calls that take from the queue.
 
-    Places share the elements in turn. In TensorFlow 1 their threads took them as they came.
+    If an input function takes in several places, these get the elements in turn. In TensorFlow 1 their threads took
+    elements as they came.
 
     Args:
       graph: the graph of the input function.
@@ -52,7 +53,7 @@ class Queue:
         self.spec = spec
         self._elements = elements
         self._sources = sources
-        self._places: list[Taken] = []
+        self._takers: list[Taken] = []
 
     @property
     def dtypes(self) -> list[tf.DType]:
@@ -76,25 +77,30 @@ class Queue:
         spec = tf.nest.map_structure(functools.partial(_batch_spec, None), self.spec)
         return self.take(spec, lambda elements: elements.batch(n))
 
-    def take(self, spec: Any, made_of: Callable[[tf.data.Dataset], tf.data.Dataset]) -> Any:
-        """Return an element of the dataset that `made_of` makes of the elements of one place."""
-        number = len(self._places)
+    def take(self, spec: Any, transform: Callable[[tf.data.Dataset], tf.data.Dataset]) -> Any:
+        """Return an element of the dataset that `transform` makes of the elements that fall to this call.
+
+        This call gets every k-th element, if k calls take elements that are used. How many do is known only when the
+        dataset is built, after the input function has returned.
+        """
+        taker_index = len(self._takers)
 
         def dataset() -> tf.data.Dataset:
-            used = [index for index, place in enumerate(self._places) if place.is_used]
+            used_takers = [index for index, taker in enumerate(self._takers) if taker.is_used]
             elements = self._elements()
-            if len(used) > 1:
-                elements = elements.shard(len(used), used.index(number))
-            return made_of(elements)
+            if len(used_takers) > 1:
+                elements = elements.shard(len(used_takers), used_takers.index(taker_index))
+            return transform(elements)
 
         element = self._graph.take(spec, dataset, self._sources)
-        self._places.append(self._graph.taken[-1])
+        self._takers.append(self._graph.taken[-1])
         return element
 
 
 # --- producers --------------------------------------------------------------------------------------------------------
 #
-# `given` is name -> value of all arguments of the function of tf.train. What is said of queues and threads is ignored.
+# `given` is name -> value, for all arguments of the function of tf.train. Arguments about queues and threads, such as
+# `capacity`, are ignored.
 
 Given = Mapping[str, Any]
 
@@ -125,7 +131,7 @@ def string_input_producer(given: Given) -> Queue:
     number = strings.shape.num_elements()
     if number == 0:
         raise tf.errors.InvalidArgumentError(None, None, f"{_NO_STRINGS}: does a pattern match no files?")
-    if number is None:  # only then: an input with an assertion has no position that can be saved
+    if number is None:  # check at run time only then: an input with an assertion has no position that can be saved
         with tf.control_dependencies([tf.debugging.Assert(tf.size(strings) > 0, [_NO_STRINGS])]):
             strings = tf.identity(strings)
     return _rows(strings, [], given)
@@ -147,9 +153,9 @@ def slice_input_producer(given: Given) -> list[tf.Tensor]:
         raise ValueError("slice_input_producer: there are no tensors. Give at least one.")
     input_graph()
     tensors = [_as_tensor(tensor) for tensor in given["tensor_list"]]
-    numbers = tf.range(tf.shape(tensors[0])[0])
-    row = _rows(numbers, [], given).dequeue()
-    return [tf.gather(tensor, row) for tensor in tensors]
+    row_numbers = tf.range(tf.shape(tensors[0])[0])
+    row_number = _rows(row_numbers, [], given).dequeue()
+    return [tf.gather(tensor, row_number) for tensor in tensors]
 
 
 def limit_epochs(given: Given) -> tf.Tensor:
@@ -185,7 +191,11 @@ _NO_STRINGS = "string_input_producer: there are no strings"
 
 
 def _rows(tensor: tf.Tensor, element_shape: Any, given: Given) -> Queue:
-    """Return a queue of the rows of a tensor in all epochs."""
+    """Return a queue of the rows of `tensor`: all rows of the first epoch, then those of the next.
+
+    The tensor is computed anew for each epoch, as by the enqueue operation of TensorFlow 1. `given` has `num_epochs`,
+    `shuffle` and `seed`.
+    """
     graph = input_graph()
     shape = tensor.shape[1:].merge_with(element_shape)
     if not shape.is_fully_defined():
@@ -201,8 +211,8 @@ def _rows(tensor: tf.Tensor, element_shape: Any, given: Given) -> Queue:
         seeds = _seeds(graph, given["seed"])
 
     @tf.autograph.experimental.do_not_convert
-    def of_epoch(epoch: tf.Tensor, parts: Any) -> tf.data.Dataset:
-        (rows,) = parts
+    def rows_of_epoch(epoch: tf.Tensor, tensors: Any) -> tf.data.Dataset:
+        (rows,) = tensors
         order = tf.range(tf.shape(rows, tf.int64)[0])
         if seeds is not None:
             order = _order(rows, epoch, seeds)
@@ -211,16 +221,17 @@ def _rows(tensor: tf.Tensor, element_shape: Any, given: Given) -> Queue:
     def elements() -> tf.data.Dataset:
         epochs = graph.computed((tensor,), sources).enumerate()
         if num_epochs is None:
-            return epochs.flat_map(of_epoch).apply(_of_size(tf.data.INFINITE_CARDINALITY))
-        dataset = epochs.take(num_epochs).flat_map(of_epoch)
-        number = tensor.shape[0]
-        is_known = number is not None and not sources
-        return dataset.apply(_of_size(number * num_epochs)) if is_known else dataset
+            return epochs.flat_map(rows_of_epoch).apply(_with_cardinality(tf.data.INFINITE_CARDINALITY))
+        dataset = epochs.take(num_epochs).flat_map(rows_of_epoch)
+        num_rows = tensor.shape[0]
+        # What the tensor is computed from may end before `num_epochs`.
+        is_size_known = num_rows is not None and not sources
+        return dataset.apply(_with_cardinality(num_rows * num_epochs)) if is_size_known else dataset
 
     return Queue(graph, tf.TensorSpec(shape, tensor.dtype), elements, sources)
 
 
-_of_size = tf.data.experimental.assert_cardinality
+_with_cardinality = tf.data.experimental.assert_cardinality
 
 
 def _check_epochs(num_epochs: int | None) -> None:
@@ -242,8 +253,8 @@ def _seeds(graph: InputGraph, seed: int | None) -> tuple[int, int]:
     """Return the two seeds of a shuffle in a TensorFlow 1 graph; without a seed those of a new operation here."""
     if seed is None:
         with tf.init_scope():
-            of_graph, seed = v1.random.get_seed(None)
-        return of_graph or 0, seed or 0
+            graph_seed, seed = v1.random.get_seed(None)
+        return graph_seed or 0, seed or 0
     if graph.seed is None:
         return _DEFAULT_GRAPH_SEED, seed
     return graph.seed, seed
@@ -259,25 +270,25 @@ def _order(rows: tf.Tensor, epoch: tf.Tensor, seeds: tuple[int, int]) -> tf.Tens
     size = tf.shape(rows, tf.int64)[0]
     last = tf.maximum(size - 1, 0)
     num_swaps = tf.cast(last, tf.int32)
-    # A run takes whole groups of four numbers.
-    groups = epoch * ((last + 3) // 4)
+    # Each earlier epoch drew `last` numbers, and Philox makes groups of four: the rest of its last group was not used.
+    num_groups_before = epoch * ((last + 3) // 4)
     key = tf.constant([seeds[0] % 2**64], tf.uint64)
     second_seed = tf.constant(seeds[1] % 2**64, tf.uint64)
-    counter = tf.stack([tf.cast(groups, tf.uint64), second_seed])
-    drawn = tf.raw_ops.StatelessRandomUniformFullIntV2(
+    counter = tf.stack([tf.cast(num_groups_before, tf.uint64), second_seed])
+    random_numbers = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=tf.expand_dims(last, 0), key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
     )
-    first = tf.range(last)
-    other = tf.cast(first + tf.cast(drawn, tf.int64) % (size - first), tf.int32)
+    indices = tf.range(last)
+    swapped_with = tf.cast(indices + tf.cast(random_numbers, tf.int64) % (size - indices), tf.int32)
     order = tf.TensorArray(tf.int64, num_swaps + 1, dynamic_size=True, clear_after_read=False)
     order = order.unstack(tf.range(size))
 
-    def swap(place: tf.Tensor, order: tf.TensorArray) -> Any:
-        value = order.read(place)
-        order = order.write(place, order.read(other[place]))
-        return place + 1, order.write(other[place], value)
+    def swap(index: tf.Tensor, order: tf.TensorArray) -> Any:
+        value = order.read(index)
+        order = order.write(index, order.read(swapped_with[index]))
+        return index + 1, order.write(swapped_with[index], value)
 
-    _, order = tf.while_loop(lambda place, _: place < num_swaps, swap, (tf.constant(0), order), parallel_iterations=1)
+    _, order = tf.while_loop(lambda index, _: index < num_swaps, swap, (tf.constant(0), order), parallel_iterations=1)
     return order.stack()
 
 
@@ -299,37 +310,39 @@ class Reader:
 
     def read(self, queue: Queue, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the next record as (key, record), two scalar strings."""
-        return self._of(queue, None).dequeue()
+        return self._records_of(queue, None).dequeue()
 
     def read_up_to(self, queue: Queue, num_records: int, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the next records of a file, at most `num_records`, as (keys, records)."""
-        return self._of(queue, _static("read_up_to", "num_records", num_records)).dequeue()
+        return self._records_of(queue, _static("read_up_to", "num_records", num_records)).dequeue()
 
-    def _of(self, files: Queue, num_records: int | None) -> Queue:
+    def _records_of(self, files: Queue, num_records: int | None) -> Queue:
         """Return the queue of the records of `files`; with `num_records`, of batches of so many of one file."""
         if not isinstance(files, Queue):
             raise ValueError(
                 f"{files!r} is no queue that the runner knows: give a reader what string_input_producer returns, or "
                 "return a tf.data.Dataset."
             )
+        # All calls of `read` with the same files share one queue, so that each record is read once.
         key = (id(files), num_records)
         if key not in self._queues:
-            self._queues[key] = self._queue(files, num_records)
+            self._queues[key] = self._make_queue(files, num_records)
         return self._queues[key]
 
-    def _queue(self, files: Queue, num_records: int | None) -> Queue:
+    def _make_queue(self, files: Queue, num_records: int | None) -> Queue:
+        """Return a new queue as `_records_of` does. This takes the names from the queue `files`."""
         graph = input_graph()
-        (taken,) = graph.sources(files.dequeue())
+        (names,) = graph.sources(files.dequeue())
 
         @tf.autograph.experimental.do_not_convert
-        def of_file(name: tf.Tensor) -> tf.data.Dataset:
+        def records_of_file(name: tf.Tensor) -> tf.data.Dataset:
             records = self._records(name)
             return records if num_records is None else records.batch(num_records)
 
         record = tf.TensorSpec([], tf.string)
         if num_records is not None:
             record = _batch_spec(None, record)
-        return Queue(graph, (record, record), lambda: taken.dataset().flat_map(of_file), [taken])
+        return Queue(graph, (record, record), lambda: names.dataset().flat_map(records_of_file), [names])
 
 
 def text_line_reader(given: Given) -> Reader:
@@ -349,14 +362,14 @@ def tf_record_reader(given: Given) -> Reader:
     if given["options"] is not None:
         compression = v1.io.TFRecordOptions.get_compression_type_string(given["options"])
 
-    def following(begin: tf.Tensor, record: tf.Tensor) -> Any:
+    def with_offset(offset: tf.Tensor, record: tf.Tensor) -> Any:
         # A record is stored with its length, 8 bytes, and two checksums of 4.
         size = 16 + tf.cast(tf.strings.length(record), tf.int64)
-        return begin + size, (begin, record)
+        return offset + size, (offset, record)
 
     def records(file: tf.Tensor) -> tf.data.Dataset:
-        found = tf.data.TFRecordDataset(file, compression).scan(tf.constant(0, tf.int64), following)
-        return found.map(lambda begin, record: (_key(file, begin), record))
+        offsets_and_records = tf.data.TFRecordDataset(file, compression).scan(tf.constant(0, tf.int64), with_offset)
+        return offsets_and_records.map(lambda offset, record: (_key(file, offset), record))
 
     return Reader(records)
 
@@ -388,13 +401,13 @@ def fixed_length_record_reader(given: Given) -> Reader:
         content = tf.io.read_file(file)
         if given["encoding"]:
             content = tf.io.decode_compressed(content, given["encoding"])
-        rest = tf.cast(tf.strings.length(content), tf.int64) - header - footer - size
-        number = tf.where(rest < 0, tf.constant(0, tf.int64), rest // hop + 1)
+        last_start = tf.cast(tf.strings.length(content), tf.int64) - header - footer - size
+        num_records = tf.where(last_start < 0, tf.constant(0, tf.int64), last_start // hop + 1)
 
         def record(index: tf.Tensor) -> Any:
             return _key(file, index), tf.strings.substr(content, header + index * hop, size)
 
-        return tf.data.Dataset.range(number).map(record)
+        return tf.data.Dataset.range(num_records).map(record)
 
     return Reader(records)
 
@@ -421,27 +434,30 @@ def batches(function: str, given: Given) -> Any:
       TypeError: the lists of tensors have different types.
     """
     graph = input_graph()
-    least = given.get("min_after_dequeue")
-    if least is not None and given["capacity"] <= least:
-        raise ValueError(f"{function}: capacity={given['capacity']} must be greater than min_after_dequeue={least}.")
-    in_lists = given.get("tensors_list")
-    if in_lists is None:
-        in_lists = [given["tensors"]]
-    examples = _Examples(function, graph, in_lists, given)
+    min_after_dequeue = given.get("min_after_dequeue")
+    if min_after_dequeue is not None and given["capacity"] <= min_after_dequeue:
+        raise ValueError(
+            f"{function}: capacity={given['capacity']} must be greater than min_after_dequeue={min_after_dequeue}."
+        )
+    tensors_by_list = given.get("tensors_list")
+    if tensors_by_list is None:
+        tensors_by_list = [given["tensors"]]
+    examples = _Examples(function, graph, tensors_by_list, given)
     size = _static(function, "batch_size", given["batch_size"])
-    is_full = not given["allow_smaller_final_batch"]
+    drops_remainder = not given["allow_smaller_final_batch"]
 
     def dataset() -> tf.data.Dataset:
-        found = examples.dataset()
-        if least is not None:  # each example is drawn from so many, at least
-            found = found.shuffle(max(least, 1), given["seed"])
+        elements = examples.dataset()
+        if min_after_dequeue is not None:  # only the functions that shuffle have min_after_dequeue
+            elements = elements.shuffle(max(min_after_dequeue, 1), given["seed"])
         if given.get("dynamic_pad"):
-            return found.padded_batch(size, tuple(examples.shapes), drop_remainder=is_full)
-        return found.batch(size, drop_remainder=is_full)
+            return elements.padded_batch(size, tuple(examples.shapes), drop_remainder=drops_remainder)
+        return elements.batch(size, drop_remainder=drops_remainder)
 
-    batch = graph.take(examples.batch_spec(size if is_full else None), dataset, examples.sources)
-    if isinstance(in_lists[0], Mapping):
-        return dict(zip(sorted(in_lists[0]), batch, strict=True))
+    # A batch that may be smaller has no static size.
+    batch = graph.take(examples.batch_spec(size if drops_remainder else None), dataset, examples.sources)
+    if isinstance(tensors_by_list[0], Mapping):
+        return dict(zip(sorted(tensors_by_list[0]), batch, strict=True))
     return batch[0] if len(batch) == 1 else list(batch)
 
 
@@ -451,24 +467,24 @@ class _Examples:
     Args:
       function: as in `batches`.
       graph: the graph of the input function.
-      in_lists: lists or dicts of the tensors of an example, or of several if `enqueue_many`; examples come from each
-        of them in turn.
+      tensors_by_list: lists or dicts, each with the tensors of an example, or of several examples if `enqueue_many`.
+        Examples come from each of the lists in turn.
       given: as in `batches`.
 
     Attributes:
       shapes: shapes of the tensors of an example.
     """
 
-    def __init__(self, function: str, graph: InputGraph, in_lists: Sequence[Any], given: Given) -> None:
+    def __init__(self, function: str, graph: InputGraph, tensors_by_list: Sequence[Any], given: Given) -> None:
         self._function = function
         self._graph = graph
         self._given = given
-        self._lists = [_tensors(function, tensors) for tensors in in_lists]
+        self._lists = [_tensors(function, tensors) for tensors in tensors_by_list]
         if not self._lists:
             raise ValueError(f"{function}: there are no lists of tensors. Give at least one.")
         self._check_types()
-        self._in_rows = given["enqueue_many"]
-        self._keep = self._kept(given.get("keep_input", True))
+        self._has_many_examples = given["enqueue_many"]
+        self._keep = self._checked_keep_input(given.get("keep_input", True))
         self.shapes = self._common_shapes()
         self._sources = [graph.sources((tensors, self._keep)) for tensors in self._lists]
 
@@ -492,7 +508,7 @@ class _Examples:
 
     def dataset(self) -> tf.data.Dataset:
         """Return the dataset of examples, tuples of tensors."""
-        datasets = list(map(self._of_list, self._lists, self._sources))
+        datasets = list(map(self._examples_of_list, self._lists, self._sources))
         if len(datasets) == 1:
             return datasets[0]
         turns = tf.data.Dataset.range(len(datasets)).repeat()
@@ -505,12 +521,12 @@ class _Examples:
             if found != first:
                 raise TypeError(f"{self._function}: the lists have tensors of different types: {first} and {found}.")
 
-    def _kept(self, keep_input: Any) -> tf.Tensor | None:
+    def _checked_keep_input(self, keep_input: Any) -> tf.Tensor | None:
         """Return `keep_input` as a tensor; None: all examples are kept."""
         if keep_input is True:
             return None
         keep = _as_tensor(keep_input)
-        ranks = (0, 1) if self._in_rows else (0,)
+        ranks = (0, 1) if self._has_many_examples else (0,)
         if keep.shape.rank not in ranks:
             raise ValueError(
                 f"{self._function}: keep_input has shape {keep.shape}. It must be a scalar, or a vector if "
@@ -519,6 +535,11 @@ class _Examples:
         return keep
 
     def _common_shapes(self) -> list[tf.TensorShape]:
+        """Return the shape of each tensor of an example, which must fit the tensors of all lists.
+
+        Raises:
+          ValueError: the lists' shapes contradict each other, or a shape must be known and is not.
+        """
         given = self._given["shapes"]
         if given is not None:
             return [tf.TensorShape(shape) for shape in given]
@@ -526,34 +547,41 @@ class _Examples:
         for tensors in zip(*self._lists, strict=True):
             shape = self._shape_of(tensors[0])
             for other in tensors[1:]:
-                shape.merge_with(self._shape_of(other))  # raises if they contradict each other
+                shape.merge_with(self._shape_of(other))  # called for its error, if the shapes contradict each other
                 shape = shape.most_specific_compatible_shape(self._shape_of(other))
             self._check_known(tensors[0], shape)
             shapes.append(shape)
         return shapes
 
     def _shape_of(self, tensor: Any) -> tf.TensorShape:
-        return tensor.shape.with_rank_at_least(1)[1:] if self._in_rows else tensor.shape
+        return tensor.shape.with_rank_at_least(1)[1:] if self._has_many_examples else tensor.shape
 
     def _check_known(self, tensor: Any, shape: tf.TensorShape) -> None:
         is_padded = self._given.get("dynamic_pad", False) and shape.rank is not None
-        is_any = is_padded or isinstance(tensor, tf.SparseTensor)
-        if not is_any and not shape.is_fully_defined():
+        needs_no_shape = is_padded or isinstance(tensor, tf.SparseTensor)
+        if not needs_no_shape and not shape.is_fully_defined():
             raise ValueError(
                 f"{self._function}: the shape of {tensor.name} is {shape}, which is not fully known. Set it "
                 "(tensor.set_shape), give shapes=, or use tf.train.batch(..., dynamic_pad=True)."
             )
 
-    def _of_list(self, tensors: Sequence[Any], sources: Sequence[Taken]) -> tf.data.Dataset:
+    def _examples_of_list(self, tensors: Sequence[Any], sources: Sequence[Taken]) -> tf.data.Dataset:
+        """Return the dataset of the kept examples of one list.
+
+        Args:
+          tensors: the tensors of the list.
+          sources: what they are computed from.
+        """
         num_threads = self._given.get("num_threads", 1)
         if self._keep is None:
             dataset = self._graph.computed((tuple(tensors),), sources, num_threads=num_threads)
-            return (dataset.unbatch() if self._in_rows else dataset).map(self._with_shapes)
+            return (dataset.unbatch() if self._has_many_examples else dataset).map(self._with_shapes)
         dataset = self._graph.computed((tuple(tensors), self._keep), sources, num_threads=num_threads)
-        if self._in_rows and self._keep.shape.rank == 1:
+        if self._has_many_examples and self._keep.shape.rank == 1:  # keep_input has a value for each row
             return dataset.unbatch().filter(_is_kept).map(self._with_shapes)
+        # One value of keep_input keeps or drops all rows, so filter before they are divided.
         dataset = dataset.filter(_is_kept).map(_without_flag)
-        return (dataset.unbatch() if self._in_rows else dataset).map(self._with_shapes)
+        return (dataset.unbatch() if self._has_many_examples else dataset).map(self._with_shapes)
 
     @tf.autograph.experimental.do_not_convert
     def _with_shapes(self, example: Sequence[Any], *_: Any) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ class AttentionMechanism(abc.ABC):
         if memory_sequence_length is not None:
             self._mask = tf.sequence_mask(memory_sequence_length, tf.shape(memory)[1])
             ones = tf.ones([tf.rank(memory) - 2], tf.int32)
-            shape = tf.concat([tf.shape(self._mask), ones], 0)
+            shape = tf.concat([tf.shape(self._mask), ones], 0)  # [batch, time, 1, ...], to broadcast to the memory
             memory *= tf.cast(tf.reshape(self._mask, shape), memory.dtype)
         self._num_units = num_units
         self._probability_fn = probability_fn or tf.nn.softmax
@@ -77,8 +77,8 @@ class AttentionMechanism(abc.ABC):
         """Return (attention to each step, float `[batch, time]`; next state) for a query, float `[batch, units]`."""
         score = self._score(query)
         if self._mask is not None:
-            masked = tf.fill(tf.shape(score), tf.cast(self._mask_value, score.dtype))
-            score = tf.where(self._mask, score, masked)
+            mask_scores = tf.fill(tf.shape(score), tf.cast(self._mask_value, score.dtype))
+            score = tf.where(self._mask, score, mask_scores)
         alignments = self._probability_fn(score)
         return alignments, alignments
 
@@ -143,15 +143,15 @@ class BahdanauAttention(AttentionMechanism):
 
     def _score(self, query: tf.Tensor) -> tf.Tensor:
         units = self._num_units
-        kind = query.dtype
+        dtype = query.dtype
         with v1.variable_scope(None, "bahdanau_attention", [query]):
-            added = self.keys + self.query_layer(query)[:, None]
-            weights = v1.get_variable("attention_v", [units], kind)
+            keys_and_query = self.keys + self.query_layer(query)[:, None]
+            weights = v1.get_variable("attention_v", [units], dtype)
             if self._normalize:
-                length = v1.get_variable("attention_g", [], kind, v1.constant_initializer((1.0 / units) ** 0.5))
-                added += v1.get_variable("attention_b", [units], kind, v1.zeros_initializer())
+                length = v1.get_variable("attention_g", [], dtype, v1.constant_initializer((1.0 / units) ** 0.5))
+                keys_and_query += v1.get_variable("attention_b", [units], dtype, v1.zeros_initializer())
                 weights = length * weights * tf.math.rsqrt(tf.reduce_sum(tf.square(weights)))
-            return tf.reduce_sum(weights * tf.tanh(added), 2)
+            return tf.reduce_sum(weights * tf.tanh(keys_and_query), 2)
 
 
 class AttentionWrapperState(NamedTuple):
@@ -226,11 +226,15 @@ class AttentionWrapper(rnn_cell.RNNCell):
         self._output_attention = output_attention
         self._initial_cell_state = initial_cell_state
 
-    def _attention_layers(self, sizes: Any, given: Any) -> Sequence[Any]:
-        if sizes is not None and given is not None:
+    def _attention_layers(self, sizes: Any, attention_layer: Any) -> Sequence[Any]:
+        """Return the attention layer of each mechanism; None in its place: the attention is the context.
+
+        The arguments are `attention_layer_size` and `attention_layer` of the constructor.
+        """
+        if sizes is not None and attention_layer is not None:
             raise ValueError("Only one of attention_layer_size and attention_layer should be set")
-        if given is not None:
-            return given if isinstance(given, list | tuple) else (given,)
+        if attention_layer is not None:
+            return attention_layer if isinstance(attention_layer, list | tuple) else (attention_layer,)
         if sizes is None:
             return (None,) * len(self._mechanisms)
         sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)
@@ -253,8 +257,9 @@ class AttentionWrapper(rnn_cell.RNNCell):
             self._cell.state_size, self._attention_size, tf.TensorShape([]), sizes, history, sizes
         )
 
-    def _packed(self, of_mechanisms: Sequence[Any]) -> Any:
-        return tuple(of_mechanisms) if self._is_multi else of_mechanisms[0]
+    def _packed(self, values: Sequence[Any]) -> Any:
+        """Return one value per mechanism in the form of the state: a tuple, or with one mechanism the value itself."""
+        return tuple(values) if self._is_multi else values[0]
 
     def zero_state(self, batch_size: Any, dtype: Any) -> AttentionWrapperState:
         """Return the state before the first step; its tensors are `[batch_size, ...]`."""
@@ -280,28 +285,29 @@ class AttentionWrapper(rnn_cell.RNNCell):
     def call(self, inputs: Any, state: AttentionWrapperState) -> tuple[tf.Tensor, AttentionWrapperState]:
         """Return (output, float `[batch, units]`; state) of one step on `inputs`, float `[batch, inputs]`."""
         cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
-        before = state.attention_state if self._is_multi else (state.attention_state,)
+        mechanism_states = state.attention_state if self._is_multi else (state.attention_state,)
         alignments = []
         attentions = []
-        states = []
-        for mechanism, layer, of_mechanism in zip(self._mechanisms, self._layers, before, strict=True):
-            alignment, next_state = mechanism(cell_output, of_mechanism)
+        next_states = []
+        for mechanism, layer, mechanism_state in zip(self._mechanisms, self._layers, mechanism_states, strict=True):
+            alignment, next_state = mechanism(cell_output, mechanism_state)
+            # The context: the memory's steps, weighted by the alignment.
             attention = tf.einsum("bt,btu->bu", alignment, mechanism.values)
             if layer is not None:
                 attention = layer(tf.concat([cell_output, attention], 1))
             attentions.append(attention)
             alignments.append(alignment)
-            states.append(next_state)
+            next_states.append(next_state)
         history = state.alignment_history
         if self._has_history:
             arrays = history if self._is_multi else (history,)
-            written = []
+            new_arrays = []
             for array, alignment in zip(arrays, alignments, strict=True):
-                written.append(array.write(state.time, alignment))
-            history = self._packed(written)
+                new_arrays.append(array.write(state.time, alignment))
+            history = self._packed(new_arrays)
         attention = tf.concat(attentions, 1)
         next_state = AttentionWrapperState(
-            cell_state, attention, state.time + 1, self._packed(alignments), history, self._packed(states)
+            cell_state, attention, state.time + 1, self._packed(alignments), history, self._packed(next_states)
         )
         output = attention if self._output_attention else cell_output
         return output, next_state

@@ -33,9 +33,9 @@ def crf_binary_score(tag_indices: Any, sequence_lengths: Any, transition_params:
 
 def crf_sequence_score(inputs: tf.Tensor, tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
     """Return each sequence's score, float `[batch]`: its tags' scores plus its transitions' scores; 0 if empty."""
-    of_tags = crf_unary_score(tag_indices, sequence_lengths, inputs)
-    of_transitions = crf_binary_score(tag_indices, sequence_lengths, transition_params)
-    return of_tags + of_transitions
+    score_of_tags = crf_unary_score(tag_indices, sequence_lengths, inputs)
+    score_of_transitions = crf_binary_score(tag_indices, sequence_lengths, transition_params)
+    return score_of_tags + score_of_transitions
 
 
 def crf_log_norm(inputs: tf.Tensor, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
@@ -76,25 +76,26 @@ def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: A
     """
     lengths = tf.maximum(tf.reshape(tf.cast(sequence_length, tf.int32), [-1]), 1)
     num_steps = tf.shape(potentials)[1]
-    stay = tf.broadcast_to(tf.range(size_of(potentials, 2)), tf.shape(potentials[:, 0]))
+    same_tags = tf.broadcast_to(tf.range(size_of(potentials, 2)), tf.shape(potentials[:, 0]))
 
     def forward(time: tf.Tensor, scores: tf.Tensor, back: tf.TensorArray) -> tuple[Any, Any, Any]:
-        through = scores[:, :, None] + transition_params
-        goes_on = (time < lengths)[:, None]
-        best = tf.where(goes_on, potentials[:, time] + tf.reduce_max(through, 1), scores)
-        come_from = tf.where(goes_on, tf.argmax(through, 1, output_type=tf.int32), stay)
-        return time + 1, best, back.write(time - 1, come_from)
+        totals = scores[:, :, None] + transition_params  # [batch, from tag, to tag]
+        is_inside = (time < lengths)[:, None]
+        # After the end of a sequence the scores stay, and each tag comes from itself.
+        best = tf.where(is_inside, potentials[:, time] + tf.reduce_max(totals, 1), scores)
+        previous_tags = tf.where(is_inside, tf.argmax(totals, 1, output_type=tf.int32), same_tags)
+        return time + 1, best, back.write(time - 1, previous_tags)
 
-    back = tf.TensorArray(tf.int32, size=num_steps - 1, element_shape=stay.shape)
+    back = tf.TensorArray(tf.int32, size=num_steps - 1, element_shape=same_tags.shape)
     _, scores, back = tf.while_loop(lambda time, *_: time < num_steps, forward, (1, potentials[:, 0], back))
-    last = tf.argmax(scores, 1, output_type=tf.int32)
+    last_tag = tf.argmax(scores, 1, output_type=tf.int32)
 
     def backward(time: tf.Tensor, tag: tf.Tensor, tags: tf.TensorArray) -> tuple[Any, Any, Any]:
-        before = tf.gather(back.read(time - 1), tag, batch_dims=1)
-        return time - 1, before, tags.write(time - 1, before)
+        previous_tag = tf.gather(back.read(time - 1), tag, batch_dims=1)
+        return time - 1, previous_tag, tags.write(time - 1, previous_tag)
 
-    tags = tf.TensorArray(tf.int32, size=num_steps, element_shape=last.shape).write(num_steps - 1, last)
-    _, _, tags = tf.while_loop(lambda time, *_: time > 0, backward, (num_steps - 1, last, tags))
+    tags = tf.TensorArray(tf.int32, size=num_steps, element_shape=last_tag.shape).write(num_steps - 1, last_tag)
+    _, _, tags = tf.while_loop(lambda time, *_: time > 0, backward, (num_steps - 1, last_tag, tags))
     path = tf.transpose(tags.stack())
     return path * tf.sequence_mask(lengths, num_steps, tf.int32), tf.reduce_max(scores, 1)
 
@@ -103,13 +104,13 @@ def viterbi_decode(score: Any, transition_params: Any) -> tuple[list[int], Any]:
     """Return (list of the best tags, their score) of one sequence from tag scores `[time, tags]`, with NumPy."""
     scores = np.array(score[0])
     back = []
-    for of_step in score[1:]:
-        through = scores[:, None] + transition_params
-        back.append(np.argmax(through, 0))
-        scores = of_step + np.max(through, 0)
+    for step_scores in score[1:]:
+        totals = scores[:, None] + transition_params
+        back.append(np.argmax(totals, 0))
+        scores = step_scores + np.max(totals, 0)
     path = [int(np.argmax(scores))]
-    for come_from in reversed(back):
-        path.append(int(come_from[path[-1]]))
+    for previous_tags in reversed(back):
+        path.append(int(previous_tags[path[-1]]))
     return path[::-1], np.max(scores)
 
 

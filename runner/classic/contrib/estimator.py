@@ -40,11 +40,11 @@ class _Clipped(v1.train.Optimizer):  # type: ignore[name-defined]
         self.get_slot_names = opt.get_slot_names
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
-        norm = global_norm(batch_part().global_gradients(pairs))
-        clipped = scaled_down([gradient for gradient, _ in pairs], norm, self._clip_norm)
-        changed = zip(clipped, [variable for _, variable in pairs], strict=True)
-        return self._opt.apply_gradients(changed, global_step, name)
+        with_gradient = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        norm = global_norm(batch_part().global_gradients(with_gradient))
+        clipped = scaled_down([gradient for gradient, _ in with_gradient], norm, self._clip_norm)
+        clipped_pairs = zip(clipped, [variable for _, variable in with_gradient], strict=True)
+        return self._opt.apply_gradients(clipped_pairs, global_step, name)
 
 
 def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
@@ -79,20 +79,20 @@ def forward_features(estimator: Estimator, keys: Any = None, sparse_default_valu
       sparse_default_values: fills sparse features when they become dense: name -> value, or one value for all.
     """
     names = [keys] if isinstance(keys, str) else keys
-    inner = estimator._context.model_fn
+    original_model_fn = estimator._context.model_fn
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
-        by_name = dict(features)
-        spec = inner(features, labels, mode)
+        given_features = dict(features)  # a copy, because the model_fn may change its dict
+        spec = original_model_fn(features, labels, mode)
         predictions = spec.predictions
         if not isinstance(predictions, dict):
             raise ValueError(
                 "forward_features: the predictions of the estimator are not a dict. Return a dict from its model_fn."
             )
-        added = {name: _dense(name, by_name[name], sparse_default_values) for name in (names or by_name)}
-        taken = sorted(set(added) & set(predictions))
-        if taken:
-            raise ValueError(f"forward_features: the predictions already have {taken}. Leave these out of keys.")
+        added = {name: _dense(name, given_features[name], sparse_default_values) for name in (names or given_features)}
+        duplicates = sorted(set(added) & set(predictions))
+        if duplicates:
+            raise ValueError(f"forward_features: the predictions already have {duplicates}. Leave these out of keys.")
         return spec._replace(predictions={**predictions, **added})
 
     return Estimator(model_fn, config=estimator.config, params=estimator.params)

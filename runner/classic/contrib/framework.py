@@ -31,11 +31,15 @@ def assign_from_checkpoint(
 
 
 def _assignments(model_path: str, var_list: Any, ignore_missing_vars: bool) -> list[Any]:
+    """Return operations that read values of a checkpoint and assign them. Arguments are as in `assign_from_checkpoint`.
+
+    Each variable that the checkpoint lacks is logged, if `ignore_missing_vars`.
+    """
     reader = tf.train.load_checkpoint(model_path)
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
     assignments = []
-    for name, variable in _by_name(var_list).items():
+    for name, variable in _variables_by_name(var_list).items():
         if name not in shapes:
             text = f"Checkpoint is missing variable [{name}]"
             if not ignore_missing_vars:
@@ -85,13 +89,13 @@ def assign_from_checkpoint_fn(
         return None
     operation = tf.group(*assignments)
 
-    def assign(*given: Any) -> None:
-        given[-1].run(operation)  # the session is last; a Scaffold passes itself first
+    def assign(*arguments: Any) -> None:
+        arguments[-1].run(operation)  # the session is last; a Scaffold passes itself first
 
     return assign
 
 
-def _by_name(var_list: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+def _variables_by_name(var_list: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
     if isinstance(var_list, Mapping):
         return dict(var_list)
     return {variable.name.partition(":")[0]: variable for variable in var_list}

@@ -118,15 +118,17 @@ def sparse_column_with_hash_bucket(
     column_name: str, hash_bucket_size: int, combiner: str = "sum", dtype: Any = tf.string
 ) -> Any:
     """Return `tf.feature_column.categorical_column_with_hash_bucket`; it uses the same hash as tf.contrib's."""
-    return _combined(columns.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype), combiner)
+    return _with_checked_combiner(
+        columns.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype), combiner
+    )
 
 
 def sparse_column_with_keys(
     column_name: str, keys: Sequence[Any], default_value: int = -1, combiner: str = "sum", dtype: Any = tf.string
 ) -> Any:
     """Return `tf.feature_column.categorical_column_with_vocabulary_list`."""
-    made = columns.categorical_column_with_vocabulary_list(column_name, tuple(keys), dtype, default_value)
-    return _combined(made, combiner)
+    column = columns.categorical_column_with_vocabulary_list(column_name, tuple(keys), dtype, default_value)
+    return _with_checked_combiner(column, combiner)
 
 
 def sparse_column_with_vocabulary_file(
@@ -140,10 +142,10 @@ def sparse_column_with_vocabulary_file(
 ) -> Any:
     """Return `tf.feature_column.categorical_column_with_vocabulary_file`."""
     default = None if num_oov_buckets else default_value
-    made = columns.categorical_column_with_vocabulary_file(
+    column = columns.categorical_column_with_vocabulary_file(
         column_name, vocabulary_file, vocab_size, num_oov_buckets, default, dtype
     )
-    return _combined(made, combiner)
+    return _with_checked_combiner(column, combiner)
 
 
 def sparse_column_with_integerized_feature(
@@ -151,7 +153,7 @@ def sparse_column_with_integerized_feature(
 ) -> Any:
     """Return `tf.feature_column.categorical_column_with_identity`, which requires ids below `bucket_size`."""
     del dtype  # integers of any type are cast
-    return _combined(columns.categorical_column_with_identity(column_name, bucket_size), combiner)
+    return _with_checked_combiner(columns.categorical_column_with_identity(column_name, bucket_size), combiner)
 
 
 def weighted_sparse_column(sparse_id_column: Any, weight_column_name: str, dtype: Any = tf.float32) -> Any:
@@ -168,9 +170,9 @@ def crossed_column(
     As in tf.contrib, a column of words or ids is crossed by its raw feature. Bucket numbers depend on the given order
     of the columns; tf.contrib first sorted them by class and name.
     """
-    given = [getattr(column, "key", column) for column in (columns_to_cross or columns or ())]
-    crossed = v1.feature_column.crossed_column(given, hash_bucket_size, hash_key)
-    return _combined(crossed, combiner)
+    features_or_columns = [getattr(column, "key", column) for column in (columns_to_cross or columns or ())]
+    crossed = v1.feature_column.crossed_column(features_or_columns, hash_bucket_size, hash_key)
+    return _with_checked_combiner(crossed, combiner)
 
 
 def one_hot_column(sparse_id_column: Any) -> Any:
@@ -191,7 +193,8 @@ def embedding_column(
     return columns.embedding_column(sparse_id_column, dimension, combiner, initializer, *args, **kwargs)
 
 
-def _combined(column: Any, combiner: str) -> Any:
+def _with_checked_combiner(column: Any, combiner: str) -> Any:
+    """Return `column` unchanged if `combiner` is "sum": columns of tf.feature_column have no combiner of their own."""
     if combiner != "sum":
         raise ValueError(
             f"combiner={combiner!r} is not supported for this column of tf.contrib.layers: pass it to "

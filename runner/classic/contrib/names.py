@@ -251,16 +251,16 @@ def public(name: str) -> str:
         return name
     *folders, last = rest.strip(".").split(".")
     for folder in folders:
-        below = f"{part}.{folder}"
-        if below in MODULES or (below in NAMES and folder not in _PRIVATE_MODULES):
-            part = below
+        module = f"{part}.{folder}"
+        if module in MODULES or (module in NAMES and folder not in _PRIVATE_MODULES):
+            part = module
     # Of `arg_scope`, `multi_head` and the like, a module and what it defines have one name.
-    whole = f"{part}.{last}"
-    is_name_too = whole in NAMES and folders[-1:] not in (["ops"], ["estimator"])
-    is_module = last in _PRIVATE_MODULES and not is_name_too
-    if not last or (is_module and whole not in MODULES):
+    full_name = f"{part}.{last}"
+    is_also_a_name = full_name in NAMES and folders[-1:] not in (["ops"], ["estimator"])
+    is_module = last in _PRIVATE_MODULES and not is_also_a_name
+    if not last or (is_module and full_name not in MODULES):
         return part
-    return whole
+    return full_name
 
 
 def find(name: str) -> str | None:

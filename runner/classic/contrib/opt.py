@@ -33,7 +33,7 @@ class DecoupledWeightDecayExtension:
         Args:
           decay_var_list: the variables to decay; None: those last given here or to `apply_gradients`, or else all.
         """
-        self._set_decayed(decay_var_list)
+        self._choose_decayed(decay_var_list)
         return super().minimize(*args, **kwargs)  # type: ignore[misc]
 
     def apply_gradients(self, *args: Any, decay_var_list: Iterable[Any] | None = None, **kwargs: Any) -> Any:
@@ -42,10 +42,10 @@ class DecoupledWeightDecayExtension:
         Args:
           decay_var_list: the variables to decay; None: those last given here or to `minimize`, or else all.
         """
-        self._set_decayed(decay_var_list)
+        self._choose_decayed(decay_var_list)
         return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
 
-    def _set_decayed(self, variables: Iterable[Any] | None) -> None:
+    def _choose_decayed(self, variables: Iterable[Any] | None) -> None:
         if variables:
             self._decay_var_list = frozenset(_key(variable) for variable in variables)
 
@@ -54,7 +54,7 @@ class DecoupledWeightDecayExtension:
         self._weight_decay_tensor = tf.convert_to_tensor(decay, name="weight_decay")
         super()._prepare()  # type: ignore[misc]
 
-    def _decayed(self, variable: Any, rows: Any = None) -> Any:
+    def _build_decay(self, variable: Any, rows: Any = None) -> Any:
         """Build the operation that decays a variable; with `rows` (integers `[n]`), only these rows."""
         if self._decay_var_list is not None and _key(variable) not in self._decay_var_list:
             return tf.no_op()
@@ -64,11 +64,11 @@ class DecoupledWeightDecayExtension:
         return variable.scatter_sub(tf.IndexedSlices(rate * tf.gather(variable, rows), rows))
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        with tf.control_dependencies([self._decayed(var)]):
+        with tf.control_dependencies([self._build_decay(var)]):
             return super()._resource_apply_dense(grad, var)  # type: ignore[misc]
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        with tf.control_dependencies([self._decayed(var, indices)]):
+        with tf.control_dependencies([self._build_decay(var, indices)]):
             return super()._resource_apply_sparse(grad, var, indices)  # type: ignore[misc]
 
 
@@ -129,17 +129,17 @@ class _DenseOnly:
 
 
 class _Adam(v1.train.AdamOptimizer):  # type: ignore[name-defined]
-    def _numbers(self, var: Any) -> tuple[tf.Tensor, ...]:
+    def _update_constants(self, var: Any) -> tuple[tf.Tensor, ...]:
         """Return (beta1, beta2, rate sqrt(1 - beta2^t) / (1 - beta1^t), epsilon), scalars of the variable's dtype."""
-        kind = var.dtype.base_dtype
+        dtype = var.dtype.base_dtype
         beta1_power, beta2_power = self._get_beta_accumulators()
-        beta1_power = tf.cast(beta1_power, kind)
-        beta2_power = tf.cast(beta2_power, kind)
-        beta1 = tf.cast(self._beta1_t, kind)
-        beta2 = tf.cast(self._beta2_t, kind)
-        rate = tf.cast(self._lr_t, kind)
+        beta1_power = tf.cast(beta1_power, dtype)
+        beta2_power = tf.cast(beta2_power, dtype)
+        beta1 = tf.cast(self._beta1_t, dtype)
+        beta2 = tf.cast(self._beta2_t, dtype)
+        rate = tf.cast(self._lr_t, dtype)
         corrected = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
-        return beta1, beta2, corrected, tf.cast(self._epsilon_t, kind)
+        return beta1, beta2, corrected, tf.cast(self._epsilon_t, dtype)
 
 
 class LazyAdamOptimizer(_Adam):
@@ -150,7 +150,7 @@ class LazyAdamOptimizer(_Adam):
     """
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        beta1, beta2, rate, epsilon = self._numbers(var)
+        beta1, beta2, rate, epsilon = self._update_constants(var)
         m = self.get_slot(var, "m")
         v = self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
@@ -171,13 +171,13 @@ class NadamOptimizer(_DenseOnly, _Adam):
     """
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        beta1, beta2, rate, epsilon = self._numbers(var)
+        beta1, beta2, rate, epsilon = self._update_constants(var)
         m = self.get_slot(var, "m")
         v = self.get_slot(var, "v")
         new_m = m.assign(beta1 * m + (1 - beta1) * grad)
         new_v = v.assign(beta2 * v + (1 - beta2) * tf.square(grad))
-        ahead = beta1 * new_m + (1 - beta1) * grad
-        return var.assign_sub(rate * ahead / (tf.sqrt(new_v) + epsilon))
+        nesterov_moment = beta1 * new_m + (1 - beta1) * grad
+        return var.assign_sub(rate * nesterov_moment / (tf.sqrt(new_v) + epsilon))
 
 
 class LARSOptimizer(_DenseOnly, v1.train.Optimizer):  # type: ignore[name-defined]
@@ -221,10 +221,12 @@ class LARSOptimizer(_DenseOnly, v1.train.Optimizer):  # type: ignore[name-define
         rate = tf.cast(rate, var.dtype)
         is_skipped = any(part in var.name for part in self._skip_list or ())
         if not is_skipped:
-            of_weights = tf.norm(var)
-            of_gradient = tf.norm(grad)
-            trust = self._eeta * of_weights / (of_gradient + self._weight_decay * of_weights + self._epsilon)
-            rate *= tf.where((of_weights > 0) & (of_gradient > 0), trust, 1.0)
+            norm_of_weights = tf.norm(var)
+            norm_of_gradient = tf.norm(grad)
+            rate_factor = (
+                self._eeta * norm_of_weights / (norm_of_gradient + self._weight_decay * norm_of_weights + self._epsilon)
+            )
+            rate *= tf.where((norm_of_weights > 0) & (norm_of_gradient > 0), rate_factor, 1.0)
             grad = grad + self._weight_decay * var
         return tf.raw_ops.ResourceApplyMomentum(
             var=var.handle, accum=self.get_slot(var, "momentum").handle, lr=rate, grad=grad,
@@ -259,22 +261,22 @@ class AdaMaxOptimizer(_DenseOnly, v1.train.AdamOptimizer):  # type: ignore[name-
             self._zeros_slot(variable, "m", self._name)
             self._zeros_slot(variable, "v", self._name)
 
-    def _power(self) -> Any:
+    def _beta1_power(self) -> Any:
         graph = None if tf.executing_eagerly() else v1.get_default_graph()
         return self._get_non_slot_variable("beta1_power", graph)
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        kind = var.dtype.base_dtype
-        beta1 = tf.cast(self._beta1_t, kind)
-        beta2 = tf.cast(self._beta2_t, kind)
+        dtype = var.dtype.base_dtype
+        beta1 = tf.cast(self._beta1_t, dtype)
+        beta2 = tf.cast(self._beta2_t, dtype)
         m = self.get_slot(var, "m")
         v = self.get_slot(var, "v")
         new_m = m.assign(beta1 * m + (1 - beta1) * grad)
         new_v = v.assign(tf.maximum(beta2 * v, tf.abs(grad)))
-        rate = tf.cast(self._lr_t, kind) / (1 - tf.cast(self._power(), kind))
-        return var.assign_sub(rate * new_m / (new_v + tf.cast(self._epsilon_t, kind)))
+        rate = tf.cast(self._lr_t, dtype) / (1 - tf.cast(self._beta1_power(), dtype))
+        return var.assign_sub(rate * new_m / (new_v + tf.cast(self._epsilon_t, dtype)))
 
     def _finish(self, update_ops: Any, name_scope: str) -> Any:
         with tf.control_dependencies(update_ops):
-            moved = self._power().assign(self._power() * self._beta1_t)
-        return tf.group(*update_ops, moved, name=name_scope)
+            update_of_power = self._beta1_power().assign(self._beta1_power() * self._beta1_t)
+        return tf.group(*update_ops, update_of_power, name=name_scope)

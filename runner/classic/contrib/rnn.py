@@ -99,22 +99,24 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
     def call(self, inputs: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
         """Return (output `[batch, num_units]`, state): one step of the cell on float `inputs`, `[batch, inputs]`."""
         c, h = state
-        joined = tf.concat([inputs, h], 1)
-        kernel = v1.get_variable("kernel", [static_size(joined, -1), 4 * self._num_units], joined.dtype)
-        gates = tf.matmul(joined, kernel)
+        inputs_and_output = tf.concat([inputs, h], 1)
+        kernel = v1.get_variable(
+            "kernel", [static_size(inputs_and_output, -1), 4 * self._num_units], inputs_and_output.dtype
+        )
+        gates = tf.matmul(inputs_and_output, kernel)
         if not self._layer_norm:
             # As in TensorFlow 1.15, the bias is initialized like the kernel, not with zeros.
-            gates += v1.get_variable("bias", [4 * self._num_units], joined.dtype)
+            gates += v1.get_variable("bias", [4 * self._num_units], inputs_and_output.dtype)
         i, j, f, o = tf.split(gates, 4, axis=1)
         if self._layer_norm:
             i = self._norm(i, "input")
             j = self._norm(j, "transform")
             f = self._norm(f, "forget")
             o = self._norm(o, "output")
-        written = self._activation(j)
+        candidate = self._activation(j)
         if tf.is_tensor(self._keep_prob) or self._keep_prob < 1:
-            written = v1.nn.dropout(written, rate=1 - self._keep_prob, seed=self._seed)
-        c = c * tf.sigmoid(f + self._forget_bias) + tf.sigmoid(i) * written
+            candidate = v1.nn.dropout(candidate, rate=1 - self._keep_prob, seed=self._seed)
+        c = c * tf.sigmoid(f + self._forget_bias) + tf.sigmoid(i) * candidate
         if self._layer_norm:
             c = self._norm(c, "state")
         h = self._activation(c) * tf.sigmoid(o)
@@ -192,6 +194,7 @@ class LSTMBlockFusedCell(_OfWholeSequence):
         batch = tf.shape(inputs)[1]
         time = tf.shape(inputs)[0]
         units = self._num_units
+        # The first call makes the variables, and later calls use them in the same scope.
         is_built = self._scope is not None
         reuse = True if is_built else self._reuse
         with v1.variable_scope(self._scope or scope, self._name, reuse=reuse) as self._scope:
@@ -204,31 +207,33 @@ class LSTMBlockFusedCell(_OfWholeSequence):
         else:
             lengths = tf.cast(lengths, tf.int64)
             longest = tf.reduce_max(lengths)
-        made = tf.raw_ops.BlockLSTM(
+        result = tf.raw_ops.BlockLSTM(
             seq_len_max=longest, x=inputs, cs_prev=c, h_prev=h, **weights, forget_bias=self._forget_bias,
             cell_clip=self._cell_clip, use_peephole=self._use_peephole,
         )  # fmt: skip
-        cells = made.cs
-        outputs = made.h
+        cells = result.cs
+        outputs = result.h
         if lengths is None:
             return outputs, LSTMStateTuple(cells[-1], outputs[-1])
         outputs *= tf.transpose(tf.sequence_mask(lengths, time, inputs.dtype))[:, :, None]
-        ends = tf.stack([lengths, tf.range(tf.cast(batch, tf.int64))], axis=1)
-        c = tf.gather_nd(tf.concat([c[None], cells], 0), ends)
-        h = tf.gather_nd(tf.concat([h[None], outputs], 0), ends)
+        index_of_ends = tf.stack([lengths, tf.range(tf.cast(batch, tf.int64))], axis=1)
+        # With the initial state in front, index 0 is the state of an empty sequence.
+        c = tf.gather_nd(tf.concat([c[None], cells], 0), index_of_ends)
+        h = tf.gather_nd(tf.concat([h[None], outputs], 0), index_of_ends)
         return outputs, LSTMStateTuple(c, h)
 
     def _weights(self, inputs: tf.Tensor) -> dict[str, Any]:
+        """Return the weights by the names of BlockLSTM's arguments. Peepholes that are not used are zeros."""
         units = self._num_units
-        kind = inputs.dtype
-        made = {"w": v1.get_variable("kernel", [_known_size(inputs) + units, 4 * units], kind)}
-        made["b"] = v1.get_variable("bias", [4 * units], kind, v1.zeros_initializer())
+        dtype = inputs.dtype
+        weights = {"w": v1.get_variable("kernel", [_known_size(inputs) + units, 4 * units], dtype)}
+        weights["b"] = v1.get_variable("bias", [4 * units], dtype, v1.zeros_initializer())
         for key, name in (("wci", "w_i_diag"), ("wcf", "w_f_diag"), ("wco", "w_o_diag")):
             if self._use_peephole:
-                made[key] = v1.get_variable(name, [units], kind)
+                weights[key] = v1.get_variable(name, [units], dtype)
             else:
-                made[key] = tf.zeros([units], kind)
-        return made
+                weights[key] = tf.zeros([units], dtype)
+        return weights
 
 
 def _known_size(inputs: tf.Tensor) -> int:
@@ -251,8 +256,9 @@ class FusedRNNCellAdaptor(_OfWholeSequence):
         self._use_dynamic_rnn = use_dynamic_rnn
 
     def __call__(self, inputs: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
-        if isinstance(inputs, list | tuple) and not self._use_dynamic_rnn:  # its steps may be nested, so no tensor
-            return v1.nn.static_rnn(self._cell, inputs, *others, **named)  # has the same parameters in the same order
+        # A step may be a nest of tensors, which cannot be stacked.
+        if isinstance(inputs, list | tuple) and not self._use_dynamic_rnn:
+            return v1.nn.static_rnn(self._cell, inputs, *others, **named)  # its parameters have the same order
         return super().__call__(inputs, *others, **named)
 
     def _run(self, inputs: tf.Tensor, initial_state: Any, dtype: Any, lengths: Any, scope: Any) -> tuple[Any, Any]:
@@ -343,14 +349,14 @@ def stack_bidirectional_rnn(
     return _stacked(layer, inputs, (cells_fw, cells_bw), (initial_states_fw, initial_states_bw), scope)
 
 
-def _stacked(layer: Callable[..., tuple[Any, ...]], inputs: Any, cells: Any, firsts: Any, scope: Any) -> Any:
+def _stacked(layer: Callable[..., tuple[Any, ...]], inputs: Any, cells: Any, initial_states: Any, scope: Any) -> Any:
     """Return (outputs of the last layer, forward states, backward states).
 
     Args:
       layer: (inputs, forward cell, backward cell, their first states) -> (outputs, forward state, backward state).
       inputs: those of the first layer.
       cells: (forward cells, backward cells), each with one per layer.
-      firsts: their first states; None: zeros.
+      initial_states: (those of the forward cells, those of the backward cells), each with one per layer; None: zeros.
       scope: as in `stack_bidirectional_dynamic_rnn`.
     """
     forward, backward = cells
@@ -358,11 +364,11 @@ def _stacked(layer: Callable[..., tuple[Any, ...]], inputs: Any, cells: Any, fir
         raise ValueError(
             f"cells_fw and cells_bw need the same length, at least 1, but have {len(forward)} and {len(backward)}."
         )
-    firsts = [given or [None] * len(forward) for given in firsts]
-    states = []
+    initial_states = [states_of_cells or [None] * len(forward) for states_of_cells in initial_states]
+    states_of_layers = []
     with v1.variable_scope(scope or "stack_bidirectional_rnn"):
-        for number, arguments in enumerate(zip(*cells, *firsts, strict=True)):
+        for number, arguments in enumerate(zip(*cells, *initial_states, strict=True)):
             with v1.variable_scope(f"cell_{number}"):
-                inputs, *ends = layer(inputs, *arguments)
-            states.append(ends)
-    return (inputs, *zip(*states, strict=True))
+                inputs, *final_states = layer(inputs, *arguments)
+            states_of_layers.append(final_states)
+    return (inputs, *zip(*states_of_layers, strict=True))

@@ -51,15 +51,15 @@ def sequence_loss(
     both_over_batch = average_across_batch and sum_over_batch
     if both_over_time or both_over_batch:
         raise ValueError("average_across_* and sum_over_* cannot be set to True for the same axis.")
-    summed = sum_over_timesteps or sum_over_batch
-    averaged = average_across_timesteps or average_across_batch
-    if summed and averaged:
+    is_sum = sum_over_timesteps or sum_over_batch
+    is_average = average_across_timesteps or average_across_batch
+    if is_sum and is_average:
         raise ValueError("sum_over_* and average_across_* cannot be mixed.")
     with v1.name_scope(name, "sequence_loss", [logits, targets, weights]):
         classes = tf.shape(logits)[2]
-        flat = {"labels": tf.reshape(targets, [-1]), "logits": tf.reshape(logits, [-1, classes])}
+        arguments = {"labels": tf.reshape(targets, [-1]), "logits": tf.reshape(logits, [-1, classes])}
         function = softmax_loss_function or tf.nn.sparse_softmax_cross_entropy_with_logits
-        losses = tf.reshape(function(**flat), tf.shape(targets)) * tf.cast(weights, logits.dtype)
+        losses = tf.reshape(function(**arguments), tf.shape(targets)) * tf.cast(weights, logits.dtype)
         axes = []
         if average_across_batch or sum_over_batch:
             axes.append(0)
@@ -67,8 +67,8 @@ def sequence_loss(
             axes.append(1)
         if not axes:
             return losses
-        counted = tf.math.count_nonzero(weights, axes) if summed else tf.reduce_sum(weights, axes)
-        return tf.math.divide_no_nan(tf.reduce_sum(losses, axes), tf.cast(counted, losses.dtype))
+        divisor = tf.math.count_nonzero(weights, axes) if is_sum else tf.reduce_sum(weights, axes)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses, axes), tf.cast(divisor, losses.dtype))
 
 
 def _check_shapes(logits: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> None:
@@ -139,7 +139,7 @@ class TrainingHelper(Helper):
 
     def __init__(self, inputs: Any, sequence_length: Any, time_major: bool = False, name: str | None = None) -> None:
         inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
-        self.inputs = inputs if time_major else tf.nest.map_structure(_swapped, inputs)
+        self.inputs = inputs if time_major else tf.nest.map_structure(_with_swapped_axes, inputs)
         self.sequence_length = tf.convert_to_tensor(sequence_length, name="sequence_length")
         if self.sequence_length.shape.rank != 1:
             raise ValueError(
@@ -151,26 +151,26 @@ class TrainingHelper(Helper):
     def batch_size(self) -> Any:
         return tf.size(self.sequence_length)
 
-    def _at(self, time: Any, finished: tf.Tensor) -> Any:
+    def _inputs_at(self, time: Any, finished: tf.Tensor) -> Any:
         """Return the inputs of a step; zeros once all sequences are finished."""
         last = tf.maximum(self._longest - 1, 0)
         is_over = tf.reduce_all(finished)
 
         def read(inputs: tf.Tensor) -> tf.Tensor:
-            of_step = inputs[tf.minimum(time, last)]
-            return tf.where(is_over, tf.zeros_like(of_step), of_step)
+            inputs_of_step = inputs[tf.minimum(time, last)]
+            return tf.where(is_over, tf.zeros_like(inputs_of_step), inputs_of_step)
 
         return tf.nest.map_structure(read, self.inputs)
 
     def initialize(self, name: str | None = None) -> tuple[Any, Any]:
         finished = tf.equal(self.sequence_length, 0)
-        return finished, self._at(0, finished)
+        return finished, self._inputs_at(0, finished)
 
     def next_inputs(
         self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
     ) -> tuple[Any, Any, Any]:
         finished = tf.cast(time + 1, self.sequence_length.dtype) >= self.sequence_length
-        return finished, self._at(time + 1, finished), state
+        return finished, self._inputs_at(time + 1, finished), state
 
 
 class GreedyEmbeddingHelper(Helper):
@@ -380,24 +380,29 @@ def dynamic_decode(
             finished = tf.logical_or(finished, limit <= 0)
         lengths = tf.zeros_like(finished, tf.int32)
         arrays = tf.nest.map_structure(
-            lambda kind: tf.TensorArray(kind, size=0, dynamic_size=True, infer_shape=False), decoder.output_dtype
+            lambda dtype: tf.TensorArray(dtype, size=0, dynamic_size=True, infer_shape=False), decoder.output_dtype
         )
-        shapes: list[Any] = []
+        static_shapes: list[Any] = []  # of the outputs of a step, which TensorArrays would forget; `body` sets them
 
         def body(time: Any, arrays: Any, state: Any, inputs: Any, finished: Any, lengths: Any) -> Any:
-            outputs, new_state, new_inputs, now = decoder.step(time, inputs, state)
-            if not decoder.tracks_own_finished:
-                now = tf.logical_or(now, finished)
+            outputs, new_state, new_inputs, new_finished = decoder.step(time, inputs, state)
+            if not decoder.tracks_own_finished:  # a finished sequence stays finished
+                new_finished = tf.logical_or(new_finished, finished)
+            # A sequence that was not finished before this step is one step longer.
             new_lengths = tf.where(finished, lengths, tf.fill(tf.shape(lengths), time + 1))
             if limit is not None:
-                now = tf.logical_or(now, time + 1 >= limit)
+                new_finished = tf.logical_or(new_finished, time + 1 >= limit)
             if impute_finished:
                 zeros = tf.nest.map_structure(tf.zeros_like, outputs)
-                outputs = tf.nest.map_structure(lambda zero, new: _kept(finished, zero, new), zeros, outputs)
-                new_state = tf.nest.map_structure(lambda old, new: _kept(finished, old, new), state, new_state)
-            shapes[:] = [output.shape for output in tf.nest.flatten(outputs)]
+                outputs = tf.nest.map_structure(
+                    lambda zero, new: _keep_if_finished(finished, zero, new), zeros, outputs
+                )
+                new_state = tf.nest.map_structure(
+                    lambda old, new: _keep_if_finished(finished, old, new), state, new_state
+                )
+            static_shapes[:] = [output.shape for output in tf.nest.flatten(outputs)]
             arrays = tf.nest.map_structure(lambda array, output: array.write(time, output), arrays, outputs)
-            return time + 1, arrays, new_state, new_inputs, now, new_lengths
+            return time + 1, arrays, new_state, new_inputs, new_finished, new_lengths
 
         _, arrays, state, _, _, lengths = tf.while_loop(
             lambda time, arrays, state, inputs, finished, lengths: tf.logical_not(tf.reduce_all(finished)),
@@ -407,16 +412,16 @@ def dynamic_decode(
             swap_memory=swap_memory,
         )
         stacked = [array.stack() for array in tf.nest.flatten(arrays)]
-        for output, shape in zip(stacked, shapes, strict=True):
+        for output, shape in zip(stacked, static_shapes, strict=True):
             output.set_shape(tf.TensorShape([None]).concatenate(shape))
         outputs = tf.nest.pack_sequence_as(decoder.output_dtype, stacked)
         outputs, state = decoder.finalize(outputs, state, lengths)
         if not output_time_major:
-            outputs = tf.nest.map_structure(_swapped, outputs)
+            outputs = tf.nest.map_structure(_with_swapped_axes, outputs)
     return outputs, state, lengths
 
 
-def _kept(finished: tf.Tensor, old: Any, new: Any) -> Any:
+def _keep_if_finished(finished: tf.Tensor, old: Any, new: Any) -> Any:
     """Return `old` for finished sequences and `new` for others; for scalars and TensorArrays always `new`."""
     if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
         return new
@@ -424,7 +429,7 @@ def _kept(finished: tf.Tensor, old: Any, new: Any) -> Any:
     return tf.where(tf.reshape(finished, tf.concat([[-1], ones], 0)), old, new)
 
 
-def _swapped(tensor: tf.Tensor) -> tf.Tensor:
+def _with_swapped_axes(tensor: tf.Tensor) -> tf.Tensor:
     rank = tensor.shape.rank
     if rank is None:
         return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
@@ -502,9 +507,9 @@ class BeamSearchDecoder(Decoder):
     ) -> None:
         if coverage_penalty_weight:
             raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not supported; leave it 0.")
-        self._first = GreedyEmbeddingHelper(embedding, start_tokens, end_token)
-        self._start_tokens = self._first._start_tokens
-        self._end_token = self._first._end_token
+        self._embedding_helper = GreedyEmbeddingHelper(embedding, start_tokens, end_token)
+        self._start_tokens = self._embedding_helper._start_tokens
+        self._end_token = self._embedding_helper._end_token
         self._cell = cell
         self._initial_state = initial_state
         self._beam_width = beam_width
@@ -531,7 +536,11 @@ class BeamSearchDecoder(Decoder):
         log_probs = tf.one_hot(tf.zeros([batch], tf.int32), beams, tf.cast(0.0, kind), kind.min, dtype=kind)
         state = tf.nest.map_structure(self._divided, self._initial_state)
         lengths = tf.zeros([batch, beams], tf.int64)
-        return finished, self._first._embed(tokens), BeamSearchDecoderState(state, log_probs, finished, lengths)
+        return (
+            finished,
+            self._embedding_helper._embed(tokens),
+            BeamSearchDecoderState(state, log_probs, finished, lengths),
+        )
 
     def _divided(self, tensor: Any) -> Any:
         """Reshape from `[batch * beam, ...]` to `[batch, beam, ...]`. Scalars and TensorArrays are unchanged."""
@@ -560,9 +569,12 @@ class BeamSearchDecoder(Decoder):
             logits = self._divided(outputs)
             cell_state = tf.nest.map_structure(self._divided, cell_state)
             output, state = self._best(logits, cell_state, state)
-            done = tf.reduce_all(state.finished)
-            ids = tf.where(done, tf.repeat(self._start_tokens[:, None], self._beam_width, 1), output.predicted_ids)
-            return output, state, self._first._embed(ids), state.finished
+            # As in GreedyEmbeddingHelper, the inputs after the end are those of the start tokens.
+            all_finished = tf.reduce_all(state.finished)
+            ids = tf.where(
+                all_finished, tf.repeat(self._start_tokens[:, None], self._beam_width, 1), output.predicted_ids
+            )
+            return output, state, self._embedding_helper._embed(ids), state.finished
 
     def _best(self, logits: tf.Tensor, cell_state: Any, state: BeamSearchDecoderState) -> tuple[Any, Any]:
         """Continue each sequence by each id, and return (output, state) of the best `beam_width` continuations.
@@ -573,32 +585,33 @@ class BeamSearchDecoder(Decoder):
           state: state of the beam search before this step.
         """
         num_ids = size_of(logits, -1)
-        kind = logits.dtype
+        dtype = logits.dtype
         is_end = tf.one_hot(self._end_token, num_ids, True, False)
         # A finished sequence can only continue with the end token, at log-probability 0.
-        after_end = tf.where(is_end, tf.zeros([num_ids], kind), tf.fill([num_ids], kind.min))
-        steps = tf.where(state.finished[:, :, None], after_end, tf.nn.log_softmax(logits))
-        totals = state.log_probs[:, :, None] + steps
-        longer = tf.cast(tf.logical_and(~state.finished[:, :, None], ~is_end), tf.int64)
-        lengths = tf.cast(state.lengths[:, :, None] + longer, kind)
+        after_end = tf.where(is_end, tf.zeros([num_ids], dtype), tf.fill([num_ids], dtype.min))
+        step_log_probs = tf.where(state.finished[:, :, None], after_end, tf.nn.log_softmax(logits))
+        total_log_probs = state.log_probs[:, :, None] + step_log_probs
+        is_longer = tf.cast(tf.logical_and(~state.finished[:, :, None], ~is_end), tf.int64)
+        lengths = tf.cast(state.lengths[:, :, None] + is_longer, dtype)
         penalty = ((5.0 + lengths) / 6.0) ** self._length_penalty_weight
-        scores = tf.reshape(totals / penalty, [-1, self._beam_width * num_ids])
-        best, chosen = tf.math.top_k(scores, self._beam_width)
+        scores = tf.reshape(total_log_probs / penalty, [-1, self._beam_width * num_ids])
+        # The last axis of `scores` counts (beam, id) pairs: beam * num_ids + id.
+        best_scores, chosen = tf.math.top_k(scores, self._beam_width)
         ids = chosen % num_ids
         parents = chosen // num_ids
         was_finished = tf.gather(state.finished, parents, batch_dims=1)
 
         def of_parents(tensor: Any) -> Any:
-            is_whole = isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, 1)
-            return tensor if is_whole else tf.gather(tensor, parents, batch_dims=1)
+            has_no_beams = isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, 1)
+            return tensor if has_no_beams else tf.gather(tensor, parents, batch_dims=1)
 
-        following = BeamSearchDecoderState(
+        next_state = BeamSearchDecoderState(
             cell_state=tf.nest.map_structure(of_parents, cell_state),
-            log_probs=tf.gather(tf.reshape(totals, tf.shape(scores)), chosen, batch_dims=1),
+            log_probs=tf.gather(tf.reshape(total_log_probs, tf.shape(scores)), chosen, batch_dims=1),
             finished=tf.logical_or(was_finished, tf.equal(ids, self._end_token)),
             lengths=tf.gather(state.lengths, parents, batch_dims=1) + tf.cast(~was_finished, tf.int64),
         )
-        return BeamSearchDecoderOutput(best, ids, parents), following
+        return BeamSearchDecoderOutput(best_scores, ids, parents), next_state
 
     def finalize(self, outputs: Any, final_state: Any, sequence_lengths: Any) -> tuple[Any, Any]:
         """Return (FinalBeamSearchDecoderOutput, state). The sequences are traced back from the last step through the
@@ -606,13 +619,14 @@ class BeamSearchDecoder(Decoder):
         """
         ids = outputs.predicted_ids
         parents = outputs.parent_ids
-        beams = tf.broadcast_to(tf.range(self._beam_width), tf.shape(ids)[1:])
+        beams = tf.broadcast_to(tf.range(self._beam_width), tf.shape(ids)[1:])  # of the last step, in its own order
 
-        def earlier(later: tuple[Any, Any], step: tuple[Any, Any]) -> tuple[Any, Any]:
-            of_step, parent = step
-            return tf.gather(of_step, later[1], batch_dims=1), tf.gather(parent, later[1], batch_dims=1)
+        def trace_back(later: tuple[Any, Any], step: tuple[Any, Any]) -> tuple[Any, Any]:
+            # `later` has, for the step after this one: (ids, the beam of this step that each sequence continues).
+            step_ids, step_parents = step
+            return tf.gather(step_ids, later[1], batch_dims=1), tf.gather(step_parents, later[1], batch_dims=1)
 
-        path, _ = tf.scan(earlier, (ids, parents), (beams, beams), reverse=True)
+        path, _ = tf.scan(trace_back, (ids, parents), (beams, beams), reverse=True)
         ended = tf.cumsum(tf.cast(tf.equal(path, self._end_token), tf.int32), exclusive=True) > 0
-        found = tf.where(ended, self._end_token, path)
-        return FinalBeamSearchDecoderOutput(found, outputs), final_state
+        sequences = tf.where(ended, self._end_token, path)
+        return FinalBeamSearchDecoderOutput(sequences, outputs), final_state

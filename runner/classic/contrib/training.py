@@ -57,10 +57,10 @@ class HParams:
             wanted = "multi-valued" if is_list else "single-valued"
             raise ValueError(f"Hyperparameter {name!r} is {wanted}, and cannot be set to {value!r}.")
         if is_list:
-            cast = [_cast(name, kind, item) for item in value]
+            converted = [_cast(name, kind, item) for item in value]
         else:
-            cast = _cast(name, kind, value)
-        setattr(self, name, cast)
+            converted = _cast(name, kind, value)
+        setattr(self, name, converted)
 
     def del_hparam(self, name: str) -> None:
         """Remove a hyperparameter, if it exists."""
@@ -77,25 +77,31 @@ class HParams:
             self._set_from_text(assignment, values)
         return self
 
-    def _set_from_text(self, found: re.Match[str], values: str) -> None:
-        name = found["name"]
-        text = found["one"]
+    def _set_from_text(self, assignment: re.Match[str], values: str) -> None:
+        """Set the value of one assignment in a text: `name=value`, `name=[1,2]` or `name[1]=3`.
+
+        Args:
+          assignment: a match of _ASSIGNMENT.
+          values: the whole text, for messages.
+        """
+        name = assignment["name"]
+        text = assignment["one"]
         if name not in self._hparam_types:
             raise ValueError(f"Unknown hyperparameter type for {name}")
         kind, is_list = self._hparam_types[name]
         parse = _parser(kind)
         try:
-            if found["index"] is not None:
+            if assignment["index"] is not None:
                 changed = list(getattr(self, name))
-                index = int(found["index"])
-                changed += [None] * (index + 1 - len(changed))
+                index = int(assignment["index"])
+                changed += [None] * (index + 1 - len(changed))  # a list that is too short grows
                 changed[index] = parse(text.strip())
                 setattr(self, name, changed)
-            elif found["list"] is not None:
-                self.set_hparam(name, _parsed_list(parse, found["list"]))
+            elif assignment["list"] is not None:
+                self.set_hparam(name, _parsed_list(parse, assignment["list"]))
             else:
                 parsed = parse(text.strip())
-                self.set_hparam(name, [parsed] if is_list else parsed)
+                self.set_hparam(name, [parsed] if is_list else parsed)  # a list may be given as one value
         except ValueError as error:
             raise ValueError(f"Could not parse hparam {name} in {values!r}: {error}") from None
 
@@ -140,7 +146,7 @@ class HParams:
                     f"{getattr(self, key)!r}."
                 )
             for value in default if is_list else [default]:
-                _cast(key, kind, value)
+                _cast(key, kind, value)  # called only for its error, if the type is another
         return getattr(self, key)
 
     def __contains__(self, key: str) -> bool:

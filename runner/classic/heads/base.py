@@ -218,6 +218,7 @@ class HeadOfOne(Head):
         return checks.example_weights(features, self._weight_column, logits, one_each_logit=may_differ)
 
     def _all_losses(self, labels: tf.Tensor, logits: tf.Tensor, features: Any) -> tf.Tensor:
+        """Return the losses of a batch as in `_losses`, by the user's loss_fn if there is one."""
         if self._loss_fn is None:
             return self._losses(labels, logits)
         if "features" in checks.arguments(self._loss_fn):
@@ -243,13 +244,13 @@ class HeadOfOne(Head):
         mode: str | None = None,
         regularization_losses: Losses = None,
     ) -> tf.Tensor:
-        losses, weights = self._weighted(labels, logits, features)
+        losses, weights = self._losses_and_weights(labels, logits, features)
         loss = checks.reduced(losses, weights, self.loss_reduction, batch_part())
         return with_regularization(loss, regularization_losses)
 
     def average_loss(self, labels: Any, logits: Any, features: Any) -> tf.Tensor:
         """Return the weighted mean of a batch's losses, a float scalar, whatever `loss_reduction` is."""
-        losses, weights = self._weighted(labels, logits, features)
+        losses, weights = self._losses_and_weights(labels, logits, features)
         return checks.reduced(losses, weights, "weighted_mean")
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
@@ -262,11 +263,11 @@ class HeadOfOne(Head):
         if checks.is_sum(self.loss_reduction):
             return batch_part().share(tf.float64)
         if checks.is_weighted_mean(self.loss_reduction):
-            losses, weights = self._weighted(labels, logits, features)
+            losses, weights = self._losses_and_weights(labels, logits, features)
             return checks.divisor(losses, weights, self.loss_reduction)
         return None
 
-    def _weighted(self, labels: Any, logits: Any, features: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def _losses_and_weights(self, labels: Any, logits: Any, features: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Return (losses of all examples, weights of the examples or None)."""
         logits = checks.checked_logits(logits, self.logits_dimension)
         losses = self._all_losses(self._labels(labels, logits), logits, features)
@@ -306,10 +307,11 @@ class HeadOfOne(Head):
         labels = self._labels(labels, logits)
         weights = self._weights(features, logits)
         add(eval_metrics[self._key("average_loss")], self._all_losses(labels, logits, features), weights=weights)
-        for name, (_, measure) in self._metrics().items():
-            add(eval_metrics[self._key(name)], *measure(labels, logits), weights=weights)
+        for name, (_, metric_inputs) in self._metrics().items():
+            add(eval_metrics[self._key(name)], *metric_inputs(labels, logits), weights=weights)
         if regularization_losses is not None:
             add(eval_metrics[self._key("regularization_loss")], tf.add_n(list(regularization_losses)), weights=None)
+        # These are pairs (value, update) instead of Keras metrics.
         for name, operations in self._v1_metrics(labels, logits, weights).items():
             eval_metrics[self._key(name)] = operations
         return eval_metrics
@@ -330,14 +332,14 @@ def with_regularization(loss: tf.Tensor, regularization_losses: Losses) -> tf.Te
 
 
 def exported(predictions: Mapping[Any, tf.Tensor], **output: Any) -> dict[str, Any]:
-    """Return signature name -> ExportOutput: the one keyword argument under its own name and as
-    `serving_default`, and the predictions as `predict`.
+    """Return signature name -> ExportOutput. The predictions are `predict`. `output` is one keyword argument, such as
+    `regression=RegressionOutput(...)`, which becomes the signature of this name and `serving_default`.
     """
     ((name, default),) = output.items()
     return {DEFAULT_SIGNATURE: default, name: default, "predict": PredictOutput(predictions)}
 
 
-def of_each_example(values: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def repeated_for_each_example(values: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Return `[batch, classes]`: `values`, `[classes]`, repeated for each example of `logits`."""
     return tf.tile(tf.expand_dims(values, 0), [tf.shape(logits)[0], 1])
 
@@ -369,8 +371,8 @@ def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str)
         if head == "MultiClassHead":
             raise ValueError(message)
         raise TypeError(message)
-    places = tf.range(len(label_vocabulary), dtype=tf.int64)
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, places), default_value=-1)
+    ids_of_keys = tf.range(len(label_vocabulary), dtype=tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, ids_of_keys), default_value=-1)
     ids = table.lookup(labels)
     unknown = tf.gather_nd(labels, tf.where(ids < 0))
     message = f"labels must be in label_vocabulary={list(label_vocabulary)[:20]}; not in it:"

@@ -63,12 +63,12 @@ def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
     """
     if loss_fn is None:
         return
-    takes = arguments(loss_fn)
-    missing = [name for name in ("labels", "logits") if name not in takes]
-    unknown = [name for name in takes if name not in _LOSS_FN_ARGUMENTS]
+    names = arguments(loss_fn)
+    missing = [name for name in ("labels", "logits") if name not in names]
+    unknown = [name for name in names if name not in _LOSS_FN_ARGUMENTS]
     if missing or unknown:
         raise ValueError(
-            f"loss_fn has the arguments ({', '.join(takes)}). It must take labels and logits, and may take features; "
+            f"loss_fn has the arguments ({', '.join(names)}). It must take labels and logits, and may take features; "
             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
         )
 
@@ -120,9 +120,9 @@ def checked_logits(logits: Any, dimension: int) -> tf.Tensor:
         )
     if size is not None:
         return logits
-    right = tf.equal(tf.shape(logits)[-1], dimension)
+    has_dimension = tf.equal(tf.shape(logits)[-1], dimension)
     message = f"this head takes logits of the shape [batch, ..., {dimension}], but got:"
-    return after(tf.debugging.Assert(right, [message, tf.shape(logits)]), logits)
+    return after(tf.debugging.Assert(has_dimension, [message, tf.shape(logits)]), logits)
 
 
 def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
@@ -151,7 +151,7 @@ def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
             f"labels have the shape {labels.shape}; with logits {logits.shape} this head takes {expected}. Check "
             "n_classes or label_dimension; convert one-hot labels to classes with tf.argmax(labels, -1)."
         )
-    labels = _of_shape(labels, "labels", logits, [dimension], least_rank=2)
+    labels = _with_checked_shape(labels, "labels", logits, [dimension], least_rank=2)
     labels.set_shape(expected)  # so that losses and metrics know the rank of labels of an unknown shape
     return labels
 
@@ -164,10 +164,10 @@ def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> 
       num_classes: number of classes.
       what: the name of the labels, for the message.
     """
-    right = tf.logical_and(labels >= 0, labels <= num_classes - 1)
+    are_in_range = tf.logical_and(labels >= 0, labels <= num_classes - 1)
     message = f"{what} must be from 0 to {num_classes - 1}; these are not:"
-    wrong = tf.gather_nd(labels, tf.where(tf.logical_not(right)))
-    return after(tf.debugging.Assert(tf.reduce_all(right), [message, wrong], summarize=10), labels)
+    wrong = tf.gather_nd(labels, tf.where(tf.logical_not(are_in_range)))
+    return after(tf.debugging.Assert(tf.reduce_all(are_in_range), [message, wrong], summarize=10), labels)
 
 
 def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
@@ -176,7 +176,7 @@ def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
     Raises:
       ValueError: it has another shape; in a graph the step fails instead, as in tf.estimator.
     """
-    return _of_shape(tf.convert_to_tensor(losses), "the losses of loss_fn", logits, [dimension])
+    return _with_checked_shape(tf.convert_to_tensor(losses), "the losses of loss_fn", logits, [dimension])
 
 
 def example_weights(
@@ -198,8 +198,8 @@ def example_weights(
         return None
     if isinstance(weight_column, str):
         if not isinstance(features, Mapping) or weight_column not in features:
-            there = ", ".join(map(str, features)) if isinstance(features, Mapping) else "not a dict"
-            raise ValueError(f"weight_column={weight_column!r} is not a feature. The features are: {there}.")
+            features_given = ", ".join(map(str, features)) if isinstance(features, Mapping) else "not a dict"
+            raise ValueError(f"weight_column={weight_column!r} is not a feature. The features are: {features_given}.")
         weight_column = tf.feature_column.numeric_column(weight_column)
     elif not hasattr(weight_column, "normalizer_fn"):
         raise TypeError(
@@ -210,7 +210,7 @@ def example_weights(
     if _lacks_last_axis(weights, logits):
         weights = tf.expand_dims(weights, -1)
     dimensions = [1, None] if one_each_logit else [1]
-    return _of_shape(weights, "weights", logits, dimensions)
+    return _with_checked_shape(weights, "weights", logits, dimensions)
 
 
 def _lacks_last_axis(values: tf.Tensor, logits: tf.Tensor) -> bool:
@@ -221,13 +221,23 @@ def _lacks_last_axis(values: tf.Tensor, logits: tf.Tensor) -> bool:
     return are_known and rank == rank_of_logits - 1
 
 
-def _of_shape(
+def _with_checked_shape(
     values: tf.Tensor, what: str, logits: tf.Tensor, dimensions: Sequence[int | None], least_rank: int = 0
 ) -> tf.Tensor:
-    """Return `values`, which must have the shape of the logits, but with one of `dimensions` as the size of the last
-    axis; None: the same size. Otherwise ValueError, or in a graph a step fails.
+    """Return `values` if they have the shape of the logits, up to the size of the last axis.
 
-    As in tf.estimator, the sizes are compared by broadcasting: in a graph, `[2]` is taken for `[2, 2]`.
+    In a graph the returned tensor has the check as a control dependency, so that a step fails. As in tf.estimator, the
+    sizes are compared there by broadcasting: `[2]` is taken for `[2, 2]`.
+
+    Args:
+      values: the tensor to check.
+      what: name of the values, for messages.
+      logits: float `[batch, ..., logits_dimension]`.
+      dimensions: the sizes allowed for the last axis; None stands for the size that the logits have.
+      least_rank: the smallest rank that is allowed.
+
+    Raises:
+      ValueError: in eager mode, the shape is not allowed.
     """
     message = f"{what} have a wrong shape; their shape, that of the logits, and the sizes allowed for the last axis:"
     if tf.executing_eagerly():
@@ -238,13 +248,13 @@ def _of_shape(
             raise ValueError(f"{message} {values.shape}, {logits.shape}, {dimensions}.")
         return values
     shape = tf.shape(values)
-    of_logits = tf.shape(logits)
+    shape_of_logits = tf.shape(logits)
     equal = []
     for size in dimensions:
-        allowed = of_logits if size is None else tf.concat([of_logits[:-1], [size]], axis=0)
+        allowed = shape_of_logits if size is None else tf.concat([shape_of_logits[:-1], [size]], axis=0)
         equal.append(tf.reduce_all(tf.equal(shape, allowed)))
     fits = tf.logical_and(tf.reduce_any(equal), tf.rank(values) >= least_rank)
-    return after(tf.debugging.Assert(fits, [message, shape, of_logits, str(dimensions)]), values)
+    return after(tf.debugging.Assert(fits, [message, shape, shape_of_logits, str(dimensions)]), values)
 
 
 def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
@@ -258,7 +268,7 @@ def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, p
       loss_reduction: a key of _REDUCTIONS.
       part: this replica's part of the global batch, which makes sums and weighted means those of the global batch.
     """
-    total = tf.reduce_sum(losses * of_each(losses, weights))
+    total = tf.reduce_sum(losses * broadcast_weights(losses, weights))
     if is_sum(loss_reduction):
         return part.of_sum(total)
     if is_weighted_mean(loss_reduction):
@@ -268,15 +278,16 @@ def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, p
 
 def divisor(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -> tf.Tensor:
     """Return the float scalar by which a weighted mean divides the sum of the weighted losses."""
-    each = of_each(losses, weights)
+    weight_of_each = broadcast_weights(losses, weights)
     if _REDUCTIONS[loss_reduction] == "nonzero":
-        each = tf.cast(tf.not_equal(each, 0), each.dtype)
-    return tf.reduce_sum(each)
+        weight_of_each = tf.cast(tf.not_equal(weight_of_each, 0), weight_of_each.dtype)
+    return tf.reduce_sum(weight_of_each)
 
 
-def of_each(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    """Return the weights of `values`, in their shape and dtype. Values of one dimension fewer than the weights get them
-    without their last axis, as in Keras.
+def broadcast_weights(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    """Return the weights broadcast to the shape of `values`, in their dtype; None: ones.
+
+    Weights with one axis more than `values`, such as `[batch, 1]` for `[batch]`, lose their last axis, as in Keras.
     """
     if weights is None:
         return tf.ones_like(values)

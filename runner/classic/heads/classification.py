@@ -70,14 +70,15 @@ class BinaryClassHead(base.HeadOfOne):
             return logits
         if key == "logistic":
             return tf.sigmoid(logits)
-        both = tf.concat([tf.zeros_like(logits), logits], axis=-1)
-        return _of_classes(key, both, 2, self._label_vocabulary)
+        # The softmax of (0, logit) is (1 - p, p) with p = sigmoid(logit).
+        logits_of_classes = tf.concat([tf.zeros_like(logits), logits], axis=-1)
+        return _prediction_of_classes(key, logits_of_classes, 2, self._label_vocabulary)
 
     def _metrics(self) -> metrics.Metrics:
         found: metrics.Metrics = {
-            "accuracy": (metrics.mean, lambda labels, logits: (tf.equal(*_chosen(labels, logits)),)),
-            "precision": (metrics.precision, _chosen),
-            "recall": (metrics.recall, _chosen),
+            "accuracy": (metrics.mean, lambda labels, logits: (tf.equal(*_labels_and_classes(labels, logits)),)),
+            "precision": (metrics.precision, _labels_and_classes),
+            "recall": (metrics.recall, _labels_and_classes),
             "prediction/mean": (metrics.mean, lambda labels, logits: (tf.sigmoid(logits),)),
             "label/mean": (metrics.mean, lambda labels, logits: (labels,)),
             "accuracy_baseline": (metrics.baseline, lambda labels, logits: (labels,)),
@@ -154,14 +155,14 @@ class MultiClassHead(base.HeadOfOne):
     def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
         if key == "logits":
             return logits
-        return _of_classes(key, logits, self.logits_dimension, self._label_vocabulary)
+        return _prediction_of_classes(key, logits, self.logits_dimension, self._label_vocabulary)
 
     def _metrics(self) -> metrics.Metrics:
-        def right(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
+        def is_right(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
             predicted = tf.expand_dims(tf.argmax(logits, -1), -1)
             return (tf.equal(tf.cast(labels, tf.int64), predicted),)
 
-        return {"accuracy": (metrics.mean, right)}
+        return {"accuracy": (metrics.mean, is_right)}
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
         classified = _classified(predictions, self.logits_dimension, self._label_vocabulary)
@@ -177,19 +178,21 @@ def binary_or_multi_class_head(
     return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
 
 
-def _chosen(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _labels_and_classes(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (labels, predicted classes: 0 or 1 in the dtype of the labels)."""
     return labels, tf.cast(logits > 0, labels.dtype)  # for a logit of 0, the prediction is 0, like argmax's
 
 
-def _of_classes(key: str, logits: tf.Tensor, num_classes: int, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
+def _prediction_of_classes(
+    key: str, logits: tf.Tensor, num_classes: int, label_vocabulary: Sequence[Any] | None
+) -> tf.Tensor:
     """Return the prediction `key` (a key of `_prediction_keys`) for logits `[batch, ..., num_classes]`."""
     if key == "probabilities":
         return tf.nn.softmax(logits)
     if key == "all_class_ids":
-        return base.of_each_example(tf.range(num_classes), logits)
+        return base.repeated_for_each_example(tf.range(num_classes), logits)
     if key == "all_classes":
-        return base.of_each_example(base.names_of_classes(num_classes, label_vocabulary), logits)
+        return base.repeated_for_each_example(base.names_of_classes(num_classes, label_vocabulary), logits)
     class_ids = tf.expand_dims(tf.argmax(logits, -1), -1)
     if key == "class_ids":
         return class_ids
@@ -201,5 +204,5 @@ def _of_classes(key: str, logits: tf.Tensor, num_classes: int, label_vocabulary:
 def _classified(
     predictions: Mapping[Any, tf.Tensor], num_classes: int, label_vocabulary: Sequence[Any] | None
 ) -> ClassificationOutput:
-    names = base.of_each_example(base.names_of_classes(num_classes, label_vocabulary), predictions["logits"])
+    names = base.repeated_for_each_example(base.names_of_classes(num_classes, label_vocabulary), predictions["logits"])
     return ClassificationOutput(scores=predictions["probabilities"], classes=names)

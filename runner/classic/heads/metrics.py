@@ -9,7 +9,7 @@ from typing import Any
 import keras  # must be imported before a trace, in which the runner watches the writes of Keras metrics
 import tensorflow as tf
 
-from runner.classic.heads.checks import of_each
+from runner.classic.heads.checks import broadcast_weights
 
 v1 = tf.compat.v1
 
@@ -52,38 +52,39 @@ def metrics_at(thresholds: Sequence[float]) -> Metrics:
     """Return the metrics accuracy, precision and recall for each threshold: a probability above it predicts class 1."""
     found: Metrics = {}
     for threshold in thresholds:
-        at = f"positive_threshold_{threshold:g}"
-        found[f"accuracy/{at}"] = mean, functools.partial(_right_at, threshold)
-        found[f"precision/{at}"] = _maker(keras.metrics.Precision, thresholds=threshold), with_probabilities
-        found[f"recall/{at}"] = _maker(keras.metrics.Recall, thresholds=threshold), with_probabilities
+        suffix = f"positive_threshold_{threshold:g}"
+        found[f"accuracy/{suffix}"] = mean, functools.partial(_is_right_at, threshold)
+        found[f"precision/{suffix}"] = _maker(keras.metrics.Precision, thresholds=threshold), with_probabilities
+        found[f"recall/{suffix}"] = _maker(keras.metrics.Recall, thresholds=threshold), with_probabilities
     return found
 
 
-def _right_at(threshold: float, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
+def _is_right_at(threshold: float, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
     predicted = tf.cast(tf.sigmoid(logits) > threshold, tf.float64)
     return (tf.equal(tf.cast(labels, tf.float64), predicted),)
 
 
 def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
-    """Update a metric with all elements of a batch.
+    """Update a metric with all elements of a batch. In a graph, store the operation that updates it as
+    `metric.update_op`, for `in_pairs`.
 
     Args:
       metric: a Keras metric.
       *values: one or two tensors of the same shape, the arguments of the metric's update.
       weights: weights of a shape that broadcasts to that of `values`; None: all 1.
     """
-    flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
+    flat_values = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
     if weights is not None:
-        weights = tf.reshape(of_each(tf.cast(values[0], tf.float64), weights), [-1])
+        weights = tf.reshape(broadcast_weights(tf.cast(values[0], tf.float64), weights), [-1])
     if tf.executing_eagerly():
-        metric.update_state(*flat, sample_weight=weights)
+        metric.update_state(*flat_values, sample_weight=weights)
         return
-    # `update_state` of Keras 3 returns no operation.
+    # `update_state` of Keras 3 returns no operation, so find the assignments that it adds to the graph.
     graph = v1.get_default_graph()
-    before = len(graph.get_operations())
-    metric.update_state(*flat, sample_weight=weights)
-    added = graph.get_operations()[before:]
-    metric.update_op = tf.group(*[operation for operation in added if operation.type.startswith("Assign")])
+    num_before = len(graph.get_operations())
+    metric.update_state(*flat_values, sample_weight=weights)
+    new_operations = graph.get_operations()[num_before:]
+    metric.update_op = tf.group(*[operation for operation in new_operations if operation.type.startswith("Assign")])
 
 
 def in_pairs(metrics: Mapping[str, Any]) -> dict[str, Any]:

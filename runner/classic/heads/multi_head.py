@@ -63,8 +63,8 @@ class MultiHead(base.Head):
         mode: str | None = None,
         regularization_losses: base.Losses = None,
     ) -> tf.Tensor:
-        labels = self._of_heads("labels", labels)
-        losses = self._losses(labels, self._logits(logits), features, mode)
+        labels = self._checked_names("labels", labels)
+        losses = self._losses(labels, self._logits_by_head(logits), features, mode)
         weighted = [loss * weight for loss, weight in zip(losses.values(), self._head_weights, strict=True)]
         return base.with_regularization(tf.add_n(weighted), regularization_losses)
 
@@ -76,28 +76,28 @@ class MultiHead(base.Head):
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
         """Return the first head's `loss_weight`, which all heads share, if all heads sum their losses; else None."""
-        labels = self._of_heads("labels", labels)
-        logits = self._logits(logits)
+        labels = self._checked_names("labels", labels)
+        logits = self._logits_by_head(logits)
         if not all(checks.is_sum(head.loss_reduction) for head in self._heads.values()):
             return None
         name, head = next(iter(self._heads.items()))
         return head.loss_weight(labels[name], logits[name], features)
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
-        parts = self._logits(logits)
+        logits_by_head = self._logits_by_head(logits)
         predictions: dict[Any, tf.Tensor] = {}
         for name, head in self._heads.items():
-            for key, value in head.predictions(parts[name], keys).items():
+            for key, value in head.predictions(logits_by_head[name], keys).items():
                 predictions[name, key] = value
         return predictions
 
     def metrics(self, regularization_losses: base.Losses = None) -> dict[str, Any]:
-        made = {f"loss/{name}": metrics.mean(f"loss/{name}") for name in self._heads}
+        metric_by_name = {f"loss/{name}": metrics.mean(f"loss/{name}") for name in self._heads}
         if regularization_losses is not None:
-            made[self._key("regularization_loss")] = metrics.mean("regularization_loss")
+            metric_by_name[self._key("regularization_loss")] = metrics.mean("regularization_loss")
         for head in self._heads.values():
-            made |= head.metrics()
-        return made
+            metric_by_name |= head.metrics()
+        return metric_by_name
 
     def update_metrics(
         self,
@@ -108,12 +108,12 @@ class MultiHead(base.Head):
         mode: str | None = None,
         regularization_losses: base.Losses = None,
     ) -> dict[str, Any]:
-        labels = self._of_heads("labels", labels)
-        logits = self._logits(logits)
+        labels = self._checked_names("labels", labels)
+        logits = self._logits_by_head(logits)
         num_examples = tf.shape(next(iter(logits.values())))[0]
         for name, loss in self._losses(labels, logits, features, mode).items():
             weight = self._heads[name].loss_weight(labels[name], logits[name], features)
-            if weight is None:
+            if weight is None:  # the head's loss is a mean over examples
                 weight = num_examples
             metrics.add(eval_metrics[f"loss/{name}"], loss, weights=weight)
         if regularization_losses is not None:
@@ -124,30 +124,35 @@ class MultiHead(base.Head):
         return eval_metrics
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+        """Return the outputs of each head as `<head>/<signature>`, its default also as `<head>`, and `predict` with all
+        predictions.
+        """
         exported: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
+        all_predictions: dict[str, Any] = {}
         for name, head in self._heads.items():
-            own = {key: value for (owner, key), value in predictions.items() if owner == name}
-            outputs = head.export_outputs(own)
+            predictions_of_head = {key: value for (owner, key), value in predictions.items() if owner == name}
+            outputs = head.export_outputs(predictions_of_head)
+            # The first head's default becomes that of all.
             exported.setdefault(base.DEFAULT_SIGNATURE, outputs[base.DEFAULT_SIGNATURE])
             for key, output in outputs.items():
                 signature = name if key == base.DEFAULT_SIGNATURE else f"{name}/{key}"
                 exported[signature] = output
-            merged |= {f"{name}/{key}": value for key, value in own.items()}
-        return {**exported, "predict": PredictOutput(merged)}
+            all_predictions |= {f"{name}/{key}": value for key, value in predictions_of_head.items()}
+        return {**exported, "predict": PredictOutput(all_predictions)}
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
-        labels = self._of_heads("labels", labels)
-        losses = self._losses(labels, self._logits(logits), features, ModeKeys.TRAIN)
+        labels = self._checked_names("labels", labels)
+        losses = self._losses(labels, self._logits_by_head(logits), features, ModeKeys.TRAIN)
         for name, loss in losses.items():
             summaries.scalar(f"loss/{name}", loss)
 
     def _summary_key(self, metric: str) -> str:
         return metric
 
-    def _logits(self, logits: Any) -> Mapping[str, tf.Tensor]:
+    def _logits_by_head(self, logits: Any) -> Mapping[str, tf.Tensor]:
+        """Return head name -> its logits, from such a dict or from one tensor with the logits of all heads."""
         if isinstance(logits, Mapping):
-            return self._of_heads("logits", logits)
+            return self._checked_names("logits", logits)
         logits = tf.convert_to_tensor(logits)
         sizes = [head.logits_dimension for head in self._heads.values()]
         if static_size(logits, -1) not in (None, sum(sizes)):
@@ -157,7 +162,8 @@ class MultiHead(base.Head):
             )
         return dict(zip(self._heads, tf.split(logits, sizes, axis=-1), strict=True))
 
-    def _of_heads(self, what: str, values: Any) -> Mapping[str, Any]:
+    def _checked_names(self, what: str, values: Any) -> Mapping[str, Any]:
+        """Return `values` if they are a dict with the name of each head. `what` is their name, for messages."""
         if not isinstance(values, Mapping):
             raise ValueError(
                 f"MultiHead: {what} must be a dict with the keys {', '.join(self._heads)}, not {type(values).__name__}."

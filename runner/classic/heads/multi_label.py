@@ -51,7 +51,7 @@ class MultiLabelHead(base.HeadOfOne):
         checks.check_vocabulary(label_vocabulary, n_classes)
         self._thresholds = checks.check_thresholds(thresholds)
         self._label_vocabulary = label_vocabulary
-        self._measured_classes = _ids(classes_for_class_based_metrics or (), n_classes, label_vocabulary)
+        self._measured_classes = _ids_of_classes(classes_for_class_based_metrics or (), n_classes, label_vocabulary)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         if isinstance(labels, tf.sparse.SparseTensor):
@@ -60,6 +60,7 @@ class MultiLabelHead(base.HeadOfOne):
         return checks.checked_range(labels, 2, "labels (1: the example has the class)")
 
     def _indicators(self, labels: tf.sparse.SparseTensor) -> tf.Tensor:
+        """Return sparse classes of examples as 0 and 1, int64 `[batch, n_classes]`."""
         values = labels.values
         if values.dtype == tf.string:
             values = base.ids_of_labels(values, self._label_vocabulary or (), "MultiLabelHead")
@@ -79,7 +80,7 @@ class MultiLabelHead(base.HeadOfOne):
         if key == "probabilities":
             return tf.sigmoid(logits)
         names = base.names_of_classes(self.logits_dimension, self._label_vocabulary)
-        return base.of_each_example(names, logits)
+        return base.repeated_for_each_example(names, logits)
 
     def _metrics(self) -> metrics.Metrics:
         found: metrics.Metrics = {
@@ -90,10 +91,10 @@ class MultiLabelHead(base.HeadOfOne):
         names = self._label_vocabulary
         for class_id in self._measured_classes:
             suffix = f"class{class_id}" if names is None else str(names[class_id])
-            of_class = functools.partial(_of_class, class_id)
-            found[f"probability_mean/{suffix}"] = metrics.mean, functools.partial(of_class, first=1)
-            found[f"auc/{suffix}"] = metrics.area, of_class
-            found[f"auc_precision_recall/{suffix}"] = metrics.area_of_precision, of_class
+            values_of_class = functools.partial(_values_of_class, class_id)
+            found[f"probability_mean/{suffix}"] = metrics.mean, functools.partial(values_of_class, first=1)
+            found[f"auc/{suffix}"] = metrics.area, values_of_class
+            found[f"auc_precision_recall/{suffix}"] = metrics.area_of_precision, values_of_class
         return found
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
@@ -101,13 +102,18 @@ class MultiLabelHead(base.HeadOfOne):
         return base.exported(predictions, classification=classified)
 
 
-def _of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor, first: int = 0) -> tuple[tf.Tensor, ...]:
+def _values_of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor, first: int = 0) -> tuple[tf.Tensor, ...]:
     """Return (labels, probabilities) of class `class_id`; with first=1 only (probabilities,)."""
-    both = metrics.with_probabilities(labels, logits)
-    return tuple(values[..., class_id : class_id + 1] for values in both[first:])
+    values_of_all = metrics.with_probabilities(labels, logits)
+    return tuple(values[..., class_id : class_id + 1] for values in values_of_all[first:])
 
 
-def _ids(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[Any] | None) -> list[int]:
+def _ids_of_classes(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[Any] | None) -> list[int]:
+    """Return the ids of `classes`, which are ids or names in the vocabulary.
+
+    Raises:
+      ValueError: there is no such class.
+    """
     names = list(label_vocabulary or ())
     given = f"classes_for_class_based_metrics={list(classes)}"
     unknown = [name for name in classes if isinstance(name, str) and name not in names]

@@ -17,7 +17,7 @@ from runner.classic.premade import model_fns
 from runner.classic.premade.logits import Deep, Wide
 from runner.classic.premade.model_fns import V2, Family, ModelFn
 
-_HEAD = ("n_classes", "label_dimension", "weight_column", "label_vocabulary", "loss_reduction")
+_ARGUMENTS_OF_HEADS = ("n_classes", "label_dimension", "weight_column", "label_vocabulary", "loss_reduction")
 
 
 class Premade(Estimator):
@@ -50,9 +50,9 @@ def _constructor(cls: type, family: Family) -> Callable[..., None]:
         given = signature(*args, **kwargs)
         parent: Any = super(cls, given.pop("self"))
         if "head" not in given:
-            of_head = {name: given.pop(name) for name in _HEAD if name in given}
-            make = binary_or_multi_class_head if "n_classes" in of_head else RegressionHead
-            parent.__init__(make(**of_head), **given)
+            head_arguments = {name: given.pop(name) for name in _ARGUMENTS_OF_HEADS if name in given}
+            make_head = binary_or_multi_class_head if "n_classes" in head_arguments else RegressionHead
+            parent.__init__(make_head(**head_arguments), **given)
             return
         for name in ("partitioner", "input_layer_partitioner"):  # only tf.compat.v1.estimator has them
             given.setdefault(name, None)

@@ -30,15 +30,15 @@ def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
       ValueError: there are none, two have the same name, or one is not a feature column.
     """
     columns = list(columns.values()) if isinstance(columns, Mapping) else _as_list(columns)
-    strange = [column for column in columns if not hasattr(column, "parse_example_spec")]
-    if strange:
-        raise ValueError(f"{what}: {strange[0]!r} is not a feature column; make one with tf.feature_column.*.")
+    no_columns = [column for column in columns if not hasattr(column, "parse_example_spec")]
+    if no_columns:
+        raise ValueError(f"{what}: {no_columns[0]!r} is not a feature column; make one with tf.feature_column.*.")
     if not columns:
         raise ValueError(f"{what} is empty: the model needs at least one feature column.")
     names = [column.name for column in columns]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{what}: several columns have the name {', '.join(twice)}; each must have its own.")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{what}: several columns have the name {', '.join(repeated)}; each must have its own.")
     return sorted(columns, key=lambda column: column.name)
 
 
@@ -55,7 +55,7 @@ def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
     """
     features = checked_features(features)
     columns = sorted_columns(columns)
-    state = _state(scope)
+    state = _variables_in(scope)
     cache = feature_columns.cache_of(features)
     parts = []
     for column in columns:
@@ -85,7 +85,7 @@ def linear_sum(
     """
     features = checked_features(features)
     columns = sorted_columns(columns)
-    state = _state(scope)
+    state = _variables_in(scope)
     cache = feature_columns.cache_of(features)
     sums = []
     weights = []
@@ -98,7 +98,7 @@ def linear_sum(
         )
         weights.append(weight)
         if is_categorical:
-            sums.append(_sum_of_ids(column.get_sparse_tensors(cache, state), weight, sparse_combiner))
+            sums.append(_combined_weights(column.get_sparse_tensors(cache, state), weight, sparse_combiner))
         else:
             values = column.get_dense_tensor(cache, state)
             sums.append(tf.matmul(tf.reshape(values, [tf.shape(values)[0], size]), weight))
@@ -133,17 +133,18 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
     size = [static_size(x, -1)]
     gamma = tf.convert_to_tensor(variable(f"{scope}/gamma", size, v1.ones_initializer()))
     beta = tf.convert_to_tensor(variable(f"{scope}/beta", size, v1.zeros_initializer()))
+    # As in tf.layers, moving averages are not divided into parts.
     with divided_by(None):
-        statistic = functools.partial(variable, trainable=False, aggregation=tf.VariableAggregation.MEAN)
-        means = statistic(f"{scope}/moving_mean", size, v1.zeros_initializer())
-        variances = statistic(f"{scope}/moving_variance", size, v1.ones_initializer())
+        make_average = functools.partial(variable, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+        moving_mean = make_average(f"{scope}/moving_mean", size, v1.zeros_initializer())
+        moving_variance = make_average(f"{scope}/moving_variance", size, v1.ones_initializer())
     updates: list[Any] = []
-    mean = tf.convert_to_tensor(means)
-    variance = tf.convert_to_tensor(variances)
+    mean = tf.convert_to_tensor(moving_mean)
+    variance = tf.convert_to_tensor(moving_variance)
     if training:
         mean, variance = tf.nn.moments(x, [0])
-        for moving, now in ((means, mean), (variances, variance)):
-            updates.append(moving.assign(moving * momentum + now * (1 - momentum)))
+        for average, value_of_batch in ((moving_mean, mean), (moving_variance, variance)):
+            updates.append(average.assign(average * momentum + value_of_batch * (1 - momentum)))
     return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3), updates
 
 
@@ -197,26 +198,35 @@ def activation_of(activation: Any) -> Callable[[tf.Tensor], tf.Tensor]:
         return activation
     if activation is None:
         return tf.identity
-    found = getattr(tf.nn, str(activation), None)
-    if found is None:
+    function = getattr(tf.nn, str(activation), None)
+    if function is None:
         raise ValueError(
             f"activation_fn={activation!r} is unknown. Give a function, or the name of one in tf.nn such as 'relu'."
         )
-    return found
+    return function
 
 
-def _state(scope: str) -> feature_columns.Columns:
+def _variables_in(scope: str) -> feature_columns.Columns:
+    """Return an object with which feature columns make their variables, under `<scope>/<column>/`."""
+
     def make(column: Any, name: str, *, shape: Any, **arguments: Any) -> Any:
-        in_scope = re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name)
-        full = f"{scope}/{in_scope}/{name}"
-        return variable(full, shape, arguments.pop("initializer", None), **arguments)
+        column_name = re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name)
+        full_name = f"{scope}/{column_name}/{name}"
+        return variable(full_name, shape, arguments.pop("initializer", None), **arguments)
 
     return feature_columns.Columns(make)
 
 
-def _sum_of_ids(pair: Any, weight: Any, sparse_combiner: str) -> tf.Tensor:
-    ids = tf.sparse.reshape(pair.id_tensor, [tf.shape(pair.id_tensor)[0], -1])
-    weights = pair.weight_tensor
+def _combined_weights(id_tensors: Any, weight: Any, sparse_combiner: str) -> tf.Tensor:
+    """Return the weights of each example's ids, combined: float `[batch, units]`.
+
+    Args:
+      id_tensors: the ids of a categorical column, `id_tensor`, and their weights, `weight_tensor`, which may be None.
+      weight: the variable, `[ids, units]`.
+      sparse_combiner: as in `linear_sum`.
+    """
+    ids = tf.sparse.reshape(id_tensors.id_tensor, [tf.shape(id_tensors.id_tensor)[0], -1])
+    weights = id_tensors.weight_tensor
     if weights is not None:
         weights = tf.sparse.reshape(weights, [tf.shape(weights)[0], -1])
     return tf.nn.safe_embedding_lookup_sparse(weight, ids, sparse_weights=weights, combiner=sparse_combiner)

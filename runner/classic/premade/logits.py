@@ -80,8 +80,8 @@ class Wide:
             summaries.histogram("bias", bias)
         else:
             summaries.scalar("bias", bias[0])
-        flat = tf.concat([tf.reshape(weight, [-1]) for weight in weights], 0)
-        summaries.scalar("fraction_of_zero_weights", tf.math.zero_fraction(flat))
+        all_weights = tf.concat([tf.reshape(weight, [-1]) for weight in weights], 0)
+        summaries.scalar("fraction_of_zero_weights", tf.math.zero_fraction(all_weights))
         return logits
 
 
@@ -106,8 +106,8 @@ def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params
       ValueError: the function returned something else.
     """
     available = {"features": features, "mode": mode, "params": params, "config": config}
-    takes = inspect.signature(logit_fn).parameters
-    result = logit_fn(**{name: value for name, value in available.items() if name in takes})
+    parameters = inspect.signature(logit_fn).parameters
+    result = logit_fn(**{name: value for name, value in available.items() if name in parameters})
     if not tf.is_tensor(result) and not isinstance(result, Mapping):
         name = getattr(logit_fn, "__name__", type(logit_fn).__name__)
         raise ValueError(f"{name} returned {type(result).__name__}, but must return a tensor or a dict of tensors.")

@@ -51,9 +51,16 @@ class Family:
             yield
 
     def update(
-        self, optimizer: Any, rate: float | None, loss: tf.Tensor, variables: Sequence[Any], *, scope: str, counts: bool
+        self,
+        optimizer: Any,
+        rate: float | None,
+        loss: tf.Tensor,
+        variables: Sequence[Any],
+        *,
+        scope: str,
+        advances_global_step: bool,
     ) -> Any:
-        """Return the operation that updates the variables of one part of a model.
+        """Build the operation that updates the variables of one part of a model, and return it.
 
         Args:
           optimizer: the user's argument.
@@ -61,22 +68,22 @@ class Family:
           loss: float scalar.
           variables: the part's variables.
           scope: "dnn" or "linear" for a model that is only that; "" for others.
-          counts: the update also advances the global step.
+          advances_global_step: the update also advances the global step.
         """
-        made = self.optimizer_of(optimizer, rate)
+        optimizer_object = self.optimizer_of(optimizer, rate)
         if not self.has_scopes:
-            return minimize(made, loss, variables, counts=counts)
+            return minimize(optimizer_object, loss, variables, advances_global_step=advances_global_step)
         # The slots of a part are made in the variable scope, too: `dnn/dnn/kernel/part_0/Adam`. TensorFlow cuts their
         # name in checkpoints from the wrong place: `dnn/kernel/t_0/Adam`.
-        in_scope = v1.variable_scope(scope, auxiliary_name_scope=False) if scope else contextlib.nullcontext()
-        with in_scope, _in_head(scope):
-            return minimize(made, loss, variables, counts=counts)
+        variable_scope = v1.variable_scope(scope, auxiliary_name_scope=False) if scope else contextlib.nullcontext()
+        with variable_scope, _in_head(scope):
+            return minimize(optimizer_object, loss, variables, advances_global_step=advances_global_step)
 
     def name_losses(
         self, head: Head, loss: tf.Tensor, labels: Any, logits: tf.Tensor, features: Any, scope: str
     ) -> None:
-        """Give the losses of a training step the names of tf.compat.v1.estimator, which users' hooks fetch. Do
-        nothing for tf.estimator.
+        """Add tensors with the losses of a training step to the graph, under their names in tf.compat.v1.estimator,
+        which users' hooks fetch. Do nothing for tf.estimator.
         """
         if self.has_scopes and isinstance(head, HeadOfOne):
             average = head.average_loss(labels, logits, features)
@@ -99,21 +106,21 @@ class _Part:
     """A part of a model, and how it is trained.
 
     Attributes:
-      made_by: computes the part's logits.
+      builder: computes the part's logits.
       optimizer: the user's argument.
       rate: learning rate of an optimizer given by name; None: Keras's default.
-      is_by_columns: the learning rate is at most 1 / sqrt(number of columns).
+      has_rate_by_columns: the learning rate is at most 1 / sqrt(number of columns).
     """
 
-    made_by: Wide | Deep | Baseline
+    builder: Wide | Deep | Baseline
     optimizer: Any
     rate: float | None
-    is_by_columns: bool = False
+    has_rate_by_columns: bool = False
 
     def learning_rate(self) -> float | None:
-        if self.rate is None or not self.is_by_columns:
+        if self.rate is None or not self.has_rate_by_columns:
             return self.rate
-        return min(self.rate, 1.0 / math.sqrt(len(layers.sorted_columns(self.made_by.feature_columns))))
+        return min(self.rate, 1.0 / math.sqrt(len(layers.sorted_columns(self.builder.feature_columns))))
 
 
 def dnn_model_fn(head: Head, deep: Deep, optimizer: Any, family: Family) -> ModelFn:
@@ -123,7 +130,7 @@ def dnn_model_fn(head: Head, deep: Deep, optimizer: Any, family: Family) -> Mode
 
 def linear_model_fn(head: Head, wide: Wide, optimizer: Any, family: Family) -> ModelFn:
     """Return the model_fn of LinearEstimator and its subclasses."""
-    return _model_fn(head, [_Part(wide, optimizer or "Ftrl", 0.2, is_by_columns=not optimizer)], family, "linear")
+    return _model_fn(head, [_Part(wide, optimizer or "Ftrl", 0.2, has_rate_by_columns=not optimizer)], family, "linear")
 
 
 def combined_model_fn(
@@ -138,8 +145,8 @@ def combined_model_fn(
         raise ValueError("linear_feature_columns and dnn_feature_columns are both empty: give at least one of them.")
     if deep.feature_columns and not deep.hidden_units:
         raise ValueError("dnn_hidden_units is empty: with dnn_feature_columns, give the sizes of the hidden layers.")
-    parts = [_Part(deep, dnn_optimizer, 0.001), _Part(wide, linear_optimizer, 0.005, is_by_columns=True)]
-    return _model_fn(head, [part for part in parts if part.made_by.feature_columns], family)
+    parts = [_Part(deep, dnn_optimizer, 0.001), _Part(wide, linear_optimizer, 0.005, has_rate_by_columns=True)]
+    return _model_fn(head, [part for part in parts if part.builder.feature_columns], family)
 
 
 def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
@@ -148,32 +155,36 @@ def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
 
 
 def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "") -> ModelFn:
-    """Return the model_fn that adds the logits of `parts`; `scope` is as in `Family.update`."""
+    """Return the model_fn that adds the logits of `parts`, and trains each of them with its own optimizer.
+
+    `scope` is as in `Family.update`.
+    """
 
     def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> EstimatorSpec:
-        layers.forget_shared_embeddings(*(part.made_by.feature_columns for part in parts))
-        each = []
-        trained = []
+        layers.forget_shared_embeddings(*(part.builder.feature_columns for part in parts))
+        logits_of_parts = []
+        trained_parts = []  # of (part, its learning rate, its variables)
         for part in parts:
-            name = part.made_by.name
-            before = {id(variable) for variable in v1.trainable_variables()}
+            name = part.builder.name
+            ids_before = {id(variable) for variable in v1.trainable_variables()}
             with family.scope(name, getattr(config, "num_ps_replicas", 0)):
-                each.append(part.made_by.logits(features, mode, head.logits_dimension, scope=f"{name}/"))
-            variables = [variable for variable in v1.trainable_variables() if id(variable) not in before]
+                logits_of_parts.append(part.builder.logits(features, mode, head.logits_dimension, scope=f"{name}/"))
+            variables = [variable for variable in v1.trainable_variables() if id(variable) not in ids_before]
+            # tf.estimator wrote this summary only for the linear part of a combined model.
             if name == "linear" and not scope:
                 with family.scope("linear/"):
-                    summarise(each[-1], "linear")
-            trained.append((part, part.learning_rate(), variables))
+                    summarise(logits_of_parts[-1], "linear")
+            trained_parts.append((part, part.learning_rate(), variables))
 
         def train_op_fn(loss: tf.Tensor) -> Any:
             """Return the operation that updates all parts. The update of the first one advances the global step."""
             updates = [
-                family.update(part.optimizer, rate, loss, variables, scope=scope, counts=number == 0)
-                for number, (part, rate, variables) in enumerate(trained)
+                family.update(part.optimizer, rate, loss, variables, scope=scope, advances_global_step=index == 0)
+                for index, (part, rate, variables) in enumerate(trained_parts)
             ]
             return tf.group(*updates)
 
-        logits = tf.add_n(each)
+        logits = tf.add_n(logits_of_parts)
         updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
         spec = head.create_estimator_spec(features, mode, logits, labels, train_op_fn=train_op_fn, update_ops=updates)
         if mode == ModeKeys.TRAIN:

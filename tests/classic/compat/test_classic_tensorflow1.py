@@ -55,8 +55,8 @@ def test_a_source_that_could_be_of_tensorflow_2_does_not(source: str) -> None:
 
 
 def test_the_first_sign_is_named() -> None:
-    sign = signs_of("import tensorflow as tf\ntf.nn.relu(x)\ntf.gfile.Exists(x)\ntf.flags").of_1
-    assert sign is not None and (sign.said, sign.line) == ("tf.gfile.Exists", 3)
+    sign = signs_of("import tensorflow as tf\ntf.nn.relu(x)\ntf.gfile.Exists(x)\ntf.flags").first_use_of_1
+    assert sign is not None and (sign.as_written, sign.line) == ("tf.gfile.Exists", 3)
 
 
 def test_values_of_dimensions_are_those_of_tensorflow_1() -> None:
