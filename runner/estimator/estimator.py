@@ -209,8 +209,8 @@ class Estimator:
         Args:
           input_fn, hooks, steps, max_steps, saving_listeners, max_epochs: as in `train`.
           after_save: functions that are called with the run after each checkpoint, unless the run was interrupted.
-          once: if neither steps nor max_steps limits training, an input that an earlier process read to its end is not
-            read again.
+          once: an input that an earlier process read to its end is not read again, if the end of the input may be what
+            ends training: without steps, and without max_steps unless max_epochs is given.
           facts: returns what each checkpoint stores beside the variables, values that JSON can hold.
         """
         check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)

@@ -137,16 +137,19 @@ class TrainLog:
           step: the global step before the loop.
           num_steps: number of steps of the loop.
           advance: the number that a step adds to the global step.
-          in_loops: any step may write summaries; False: only the last one.
+          in_loops: any step may write summaries; False: only the last one. If it is True, `advance` is 1: see
+            `TrainSteps.records_in_loops`.
         """
         every = self._summary_every.steps
         is_first = step == self._first_step
         if every is None:
             return NO_RECORDS
-        if not in_loops or is_first:  # a run's first loop ends where summaries are due: see `steps_until_due`
+        if not in_loops or is_first:
+            # A run's first loop ends where summaries are due, see `steps_until_due`, unless something else ends it
+            # before. It writes at its end in any case, as TensorFlow's SummarySaverHook writes a first point.
             is_due = is_first or self._summary_every.due(step, step + num_steps * advance)
             return Schedule(num_steps - 1, every, int(is_due and num_steps > 0))
-        first = int(self._summary_every.steps_until_due(step)) - 1
+        first = int(self._summary_every.steps_until_due(step)) - 1  # a place in the loop, since a step advances by 1
         return Schedule(first, every, max(0, (num_steps - 1 - first) // every + 1))
 
     def steps_until_due(self, step: int, *, in_loops: bool = False) -> float:

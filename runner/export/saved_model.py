@@ -99,9 +99,10 @@ def write_saved_model(
     Raises:
       ValueError: `base` is a URL that cannot be written to, there is no receiver function, model_fn's result cannot
         be exported, the checkpoint lacks a variable, or a file of `assets_extra` does not exist.
+      LeaseLostError: another run has taken over the URL.
     """
     base = local_folder("export_saved_model(export_dir_base=", base)
-    writing(base)
+    writing(base)  # for a URL: takes its lease, and sends the folder from now on
     wanted: dict[str, Callable[[], Receiver]] = {}
     for mode in TAGS:
         receiver_fn = receiver_fns.get(mode)

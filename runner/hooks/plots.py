@@ -189,7 +189,8 @@ class ScorePlots(Drawing):
       labels, scores: their names, as in `Hook.fetches`. Labels are `[batch]` or `[batch, 1]`, or one-hot `[batch, 2]`.
       positive: the label of the positive class, a number or a string.
       bins: number of bins of the calibration, with as many examples in each, and of the histogram of each class.
-      steps, prefix: as in Drawing.
+      steps: as in Drawing.
+      prefix: as in Drawing.
     """
 
     def __init__(

@@ -173,7 +173,8 @@ class CommandLine:
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
                 from runner.remote.mirror import close_all
 
-                if close_all(self.command.stops.came):
+                are_incomplete = close_all(self.command.stops.came)
+                if are_incomplete:  # as after an interruption, the same command sends what the buckets lack
                     self.command.add_exit_code(INTERRUPTED)
         return self.command.code
 

@@ -243,7 +243,8 @@ class Gang:
     def _say_if_silent(self, silent_secs: float) -> None:
         """Print a message when a task for which no other task waits freezes, and when it runs again.
 
-        The task is not killed, because it may be in a debugger, or the laptop may have slept; the user decides.
+        Without `freeze_secs` the task is not killed, because it may be in a debugger, or the laptop may have slept; the
+        user decides.
         """
         if silent_secs > SAID_SILENCE_SECS and not self._is_silent:
             self._is_silent = True

@@ -430,7 +430,8 @@ class FollowerRendezvous:
         call = self._as_of_our_chief(self._last_call())
         if self._has_ended(call):
             return GangResult(PEER_LOST, self._place, "the run has ended")
-        # A message without a run counts, too: then another cluster goes on with the run.
+        # This is so, too, of a message of another cluster, from which `_as_of_our_chief` has removed the id of its run:
+        # that cluster has taken over this model_dir.
         if call.phase and not _are_of_same_start(call, self._followed):
             return GangResult(PEER_LOST, self._place, "all tasks are started again")
         return None

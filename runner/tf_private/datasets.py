@@ -234,8 +234,8 @@ def _is_seeded(stage: Any) -> bool:
 def _order_in_graph(stage: Any) -> str:
     """Return the `deterministic` attribute of a dataset whose Python object does not keep it.
 
-    It is read from the dataset's graph: default, true or false. The graph contains the data, so it is not made for
-    large data; the result is then "unknown".
+    It is read from the dataset's graph: "true" (also if that says "default") or "false". "unknown" if no part of the
+    graph has the attribute, and for large data: the graph contains the data, so it is not made then.
     """
     leaves = [leaf for leaf in stages(stage) if not leaf._inputs()]
     if sum(map(_bytes_in_memory, leaves)) > _SMALL_BYTES:

@@ -66,7 +66,7 @@ def draw_jobs(jobs: Sequence[tuple[str, float | None, float | None]], metric: st
       metric: the title of the metric's axis.
 
     Returns:
-      The file; None if fewer than two jobs have the metric.
+      The file; None if fewer than two jobs have the metric, or none has a setting in its name.
     """
     settings: list[dict[str, str]] = []
     results: list[tuple[float, float]] = []

@@ -83,6 +83,13 @@ def test_a_server_of_tensorflow_gets_the_same(gpus: dict[str, bool], monkeypatch
     assert session_config().gpu_options.allow_growth is False
 
 
+@pytest.mark.parametrize(("given", "cores"), [(0, 1), (1, 8)])
+def test_a_server_has_a_thread_beside_one_that_waits(given: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: given)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert session_config().inter_op_parallelism_threads == 2
+
+
 @pytest.mark.parametrize(
     "settings", [RunSettings(inter_op_threads=7), RunSettings(intra_op_threads=7)], ids=["inter_op", "intra_op"]
 )

@@ -286,3 +286,18 @@ def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(
     assert summary["metrics"] == pytest.approx(result["metrics"], rel=1e-4)
     events = events_in(tmp_path / "served", "evaluated")
     assert [event["examples"] for event in events] == [360]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_cluster_on_one_core_trains(tmp_path: Path) -> None:
+    """As under Slurm with one CPU for each task. TensorFlow's servers then had one thread, and no step ended."""
+    core = min(os.sched_getaffinity(0))
+    served_by = ["strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1"]
+    command = [sys.executable, "-m", "runner", *served_by, "train.max_steps=20", "model.params.network=mlp"]
+    ran = subprocess.run(
+        [*command, "tracking=none", f"model_dir={tmp_path}/run", "input.eval=null"],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["global_step"] == 20
