@@ -5,8 +5,9 @@
 The Python that runs this makes the environment, if there is none. uv installs where it is found (the variable UV has
 its path), else pip: both take the same versions, and refuse a file whose hash is not in the list. uv shows itself what
 it is doing. pip is silent for minutes while it unpacks, so its lines are counted here, and how far it is is told every
-ten seconds, on a terminal every second. `--with-this` installs this repository, too, in such a way that an edit needs
-no installation.
+ten seconds, on a terminal every second. An environment in which an installation was cut off is made anew: pip takes a
+package that was half unpacked for installed. `--with-this` installs this repository, too, in such a way that an edit
+needs no installation.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Is in an environment as long as something is being installed into it.
+UNFINISHED = ".unfinished"
 # "Downloading a-1.0.whl.metadata" is no package.
 A_FILE = re.compile(
     r"\s*(?:Downloading|Using cached|Processing) \S*?([^/\s]+?)-\d\S*(?:\.whl|\.tar\.gz|\.zip)(?: \((.+)\))?$"
@@ -87,6 +90,26 @@ def run_pip(command: list[str], progress: Progress) -> int:
     return pip.wait()
 
 
+def make_environment(environment: Path, command: list[str]) -> Path:
+    """Make an environment, unless there is a finished one.
+
+    Args:
+      environment: its folder, or a link to it.
+      command: makes it.
+
+    Returns: a file in it that says that it is unfinished, to be removed once all is installed.
+    """
+    folder = environment.resolve()
+    unfinished = folder / UNFINISHED
+    if unfinished.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished.touch()
+    if not os.access(folder / "bin" / "python", os.X_OK):
+        subprocess.run(command, check=True)
+    return unfinished
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("environment", type=Path)
@@ -103,14 +126,13 @@ def main() -> int:
     print(f"Setting up {environment}: {name} installs {total} packages of {packages}, {arguments.expect}.", flush=True)
     begun = time.monotonic()
     if uv:
-        make = [uv, "venv", "--quiet", "--seed", "--allow-existing", "--python", sys.executable, environment]
+        make = [uv, "venv", "--quiet", "--seed", "--allow-existing", "--python", sys.executable, str(environment)]
         # Importing TensorFlow without cached bytecode takes 10 s instead of 4. pip writes it unasked.
         install = [uv, "pip", "install", "--compile-bytecode", "--python", python]
     else:
-        make = [sys.executable, "-m", "venv", environment]
+        make = [sys.executable, "-m", "venv", str(environment)]
         install = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-    if not os.access(python, os.X_OK):
-        subprocess.run(make, check=True)
+    unfinished = make_environment(environment, make)
     hashes = ["--require-hashes"] if "--hash=" in listed else []
     command = [*map(str, install), *hashes, "-r", str(packages)]
     code = subprocess.run(command, cwd=ROOT).returncode if uv else run_pip(command, Progress(environment, total))
@@ -118,6 +140,9 @@ def main() -> int:
         code = subprocess.run(
             [*install, "--quiet", "--no-deps", "--no-build-isolation", "-e", "."], cwd=ROOT
         ).returncode
+    # Also if it failed: then pip has put back what it replaced. A negative code is the signal that ended it.
+    if code >= 0:
+        unfinished.unlink()
     if code == 0:
         print(f"{environment} is ready after {time.monotonic() - begun:.0f} s.", flush=True)
     return code

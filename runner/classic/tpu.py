@@ -169,7 +169,7 @@ class TPUEstimatorSpec(_Fields):
         passed by position, or a dict, passed by name.
       host_call: (function, tensors), called in TRAIN: the operations that the function returns run in each step.
       scaffold_fn: function without arguments that returns the Scaffold.
-      Others: as in EstimatorSpec.
+      Others: as in EstimatorSpec; hooks are tuples, without any ().
 
     Raises:
       ValueError: eval_metrics or host_call is not a pair.
@@ -179,9 +179,9 @@ class TPUEstimatorSpec(_Fields):
     __slots__ = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TPUEstimatorSpec:
-        spec = super().__new__(cls, *args, **kwargs)
+        given = _Fields(*args, **kwargs)._asdict()
         for name in ("eval_metrics", "host_call"):
-            pair = getattr(spec, name)
+            pair = given[name]
             is_pair = isinstance(pair, tuple | list) and len(pair) == 2
             has_function = is_pair and callable(pair[0])
             if pair is not None and not has_function:
@@ -190,9 +190,10 @@ class TPUEstimatorSpec(_Fields):
                     f"TPUEstimatorSpec({name}={pair!r}): it must be (function, tensors), with a list or a dict of "
                     "tensors that are passed to the function."
                 )
-        for hooks in spec[8:]:  # training_hooks, evaluation_hooks and prediction_hooks
-            checked("hook", hooks)
-        return spec
+        for name in given:
+            if name.endswith("_hooks"):
+                given[name] = tuple(checked("hook", given[name]))
+        return super().__new__(cls, **given)
 
     def as_runner_spec(self, mode: str) -> Any:
         """Return the equivalent EstimatorSpec of the runner, which calls this while it traces model_fn."""

@@ -521,6 +521,7 @@ def test_tpu_estimators_that_cannot_be_are_refused(
         (lambda tpu: tpu.TPUConfig(0), ValueError),
         (lambda tpu: tpu.TPUConfig(num_shards=0), ValueError),
         (lambda tpu: tpu.TPUConfig(num_cores_per_replica=3), ValueError),
+        (lambda tpu: TPUEstimatorSpec("train")[8:], ((), (), ())),  # its hooks
         (lambda tpu: TPUEstimatorSpec("train", training_hooks=[3]), TypeError),
         (lambda tpu: TPUEstimatorSpec("train", training_hooks=3), TypeError),
     ],

@@ -48,3 +48,22 @@ def test_a_set_up_by_pip_says_how_far_it_is(install: ModuleType, tmp_path: Path)
     progress.read("Installing collected packages: absl-py, tensorflow")
     (packages / "absl_py-2.5.1.dist-info").mkdir()
     assert str(progress) == "unpacking 1 of 3"
+
+
+def test_an_environment_whose_installation_was_cut_off_is_made_anew(install: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    python = tmp_path / "made" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch(mode=0o755)
+    command = ["cp", "--recursive", str(python.parent), str(link)]
+    unfinished = install.make_environment(link, command)
+    half_unpacked = folder / "tensorflow"
+    half_unpacked.touch()
+    assert install.make_environment(link, command) == unfinished  # cut off, and begun again
+    assert not half_unpacked.exists() and (folder / "bin" / "python").exists()
+    unfinished.unlink()
+    half_unpacked.touch()
+    install.make_environment(link, ["false"])
+    assert half_unpacked.exists()
