@@ -573,7 +573,8 @@ def test_without_a_checkpoint_initial_values_are_evaluated_and_predicted(
 ) -> None:
     config = RunConfig(tf_random_seed=3)
     model = Estimator(weighted, str(tmp_path / "a"), config, {})
-    before = model.evaluate(ones)
+    with caplog.at_level(logging.WARNING, logger="tensorflow"):
+        before = model.evaluate(ones)
     assert before["global_step"] == 0 and before["loss"] == pytest.approx(before["w"] ** 2)
     assert [found["y"] for found in model.predict(ones)] == [before["w"]] * 2
     assert "running initialization to evaluate" in caplog.text
