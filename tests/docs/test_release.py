@@ -17,7 +17,8 @@ from tests.support.messages import Messages
 
 ROOT = Path(__file__).parents[2]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = PYPROJECT["project"]
 GITHUB: dict[str, Any] = {
     str(path.relative_to(ROOT / ".github")): yaml.safe_load(path.read_text())
     for path in (ROOT / ".github").rglob("*.yml")
@@ -156,3 +157,9 @@ def test_nvidias_libraries_are_an_extra_and_in_no_lock() -> None:
     for lock in ("requirements/dev.lock", "deploy/requirements.lock"):
         assert "\nnvidia-" not in (ROOT / lock).read_text(), lock
     assert "--all-extras" not in (ROOT / "Makefile").read_text()
+
+
+def test_the_wheel_has_each_package() -> None:
+    folders = [file.parent.relative_to(ROOT) for file in (ROOT / "runner").rglob("__init__.py")]
+    packages = {".".join(folder.parts) for folder in folders}
+    assert packages <= set(PYPROJECT["tool"]["setuptools"]["packages"])

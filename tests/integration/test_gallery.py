@@ -23,9 +23,10 @@ PROMISES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", PROMISES)
+@pytest.mark.usefixtures("mlflow_database")
 def test_an_experiment_of_the_gallery_reaches_what_it_promises(experiment: str, tmp_path: Path) -> None:
     model_dir = f"outputs/{experiment}"
-    command = [sys.executable, "-m", "runner", f"experiment={experiment}", f"model_dir={model_dir}", "tracking=none"]
+    command = [sys.executable, "-m", "runner", f"experiment={experiment}", f"model_dir={model_dir}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
     assert result.returncode == 0, result.stderr
