@@ -234,9 +234,14 @@ class Estimator(engine.Estimator):
             yield
 
     def _begin(self, model: Model, program: Program, path: str) -> None:
-        """Give the model the values with which training would begin, and write them to the checkpoint `path`."""
-        if model.values_of is not None:  # trained or restored by this object: its checkpoints were deleted meanwhile
-            super()._checkpoint(None, program.spec.mode)
+        """Give the model the values with which training would begin, and write them to the checkpoint `path`.
+
+        Raises:
+          ValueError: the model has the values of a checkpoint that is gone, which are no initial values.
+        """
+        if model.values_of is not None:
+            command = "evaluate" if program.spec.mode == ModeKeys.EVAL else "predict"
+            super()._checkpoint(None, command)  # raises the error
         self._warm_start(model)
         scaffold = ModelScaffold(program.spec.scaffold, program.trace.graph, program.trace.requested)
         model.keys = scaffold.keys
