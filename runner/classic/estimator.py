@@ -240,7 +240,7 @@ class Estimator(engine.Estimator):
           ValueError: the model has the values of a checkpoint that is gone, which are no initial values.
         """
         if model.values_of is not None:
-            command = "evaluate" if program.spec.mode == ModeKeys.EVAL else "predict"
+            command = {ModeKeys.EVAL: "evaluate", ModeKeys.PREDICT: "predict"}[program.spec.mode]
             super()._checkpoint(None, command)  # raises the error
         self._warm_start(model)
         scaffold = ModelScaffold(program.spec.scaffold, program.trace.graph, program.trace.requested)
