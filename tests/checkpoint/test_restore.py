@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,29 @@ def values_of(path: str | None) -> dict[str, np.ndarray]:
     return reader.get_many(reader.names())
 
 
+def inputs() -> Input:
+    """Its last batch is uneven."""
+    return train_input(8, num_examples=20, dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("restore")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Callable[[str, str, int], Estimator]:
+    """Return a function of (style, strategy, steps) that trains: once, for all strategies that read it."""
+
+    @functools.cache
+    def train(style: str, strategy: str, steps: int) -> Estimator:
+        return estimator(STYLES[style], folder / f"{style}_{strategy}_{steps}", strategy).train(
+            inputs(), max_steps=steps
+        )
+
+    return train
+
+
 PAIRS = [(writes, reads) for writes in STRATEGIES for reads in STRATEGIES if writes != reads]
 
 
@@ -43,12 +68,13 @@ PAIRS = [(writes, reads) for writes in STRATEGIES for reads in STRATEGIES if wri
         ("classic", "central_storage", "mirrored"), ("native", "mirrored", "default"),
     ),
 )  # fmt: skip
-def test_a_run_goes_on_under_any_other_strategy(tmp_path: Path, writes: str, reads: str, style: str) -> None:
-    """3 + 3 steps, the last batch uneven, under one strategy and then another come to what 6 under the first do."""
-    inputs = train_input(8, num_examples=20, dtype="float64")
-    straight = estimator(STYLES[style], tmp_path / "straight", writes).train(inputs, max_steps=6)
-    estimator(STYLES[style], tmp_path / "run", writes).train(inputs, max_steps=3)
-    resumed = estimator(STYLES[style], tmp_path / "run", reads).train(inputs, max_steps=6)
+def test_a_run_goes_on_under_any_other_strategy(
+    tmp_path: Path, trained: Callable[[str, str, int], Estimator], writes: str, reads: str, style: str
+) -> None:
+    """3 + 3 steps under one strategy and then another come to what 6 under the first do."""
+    straight = trained(style, writes, 6)
+    shutil.copytree(trained(style, writes, 3).model_dir, tmp_path / "run")
+    resumed = estimator(STYLES[style], tmp_path / "run", reads).train(inputs(), max_steps=6)
     expected, values = values_of(straight.latest_checkpoint()), values_of(resumed.latest_checkpoint())
     assert sorted(values) == sorted(expected) and values["global_step"] == 6
     for name, value in expected.items():

@@ -208,20 +208,17 @@ def table() -> str:
 
 
 def main() -> None:
-    name, folder = sys.argv[1], sys.argv[-1]
-    if name == "--table":
+    argument = sys.argv[1]
+    if argument == "--table":
         page = PAGE.read_text()
         PAGE.write_text(f"{page[: page.index(FIRST)]}{FIRST}\n\n{table()}\n\n{page[page.index(LAST) :]}")
         return
-    from runner.distribute.strategy import split_cpu
     from runner.distribute.tf_config import read_tf_config
     from tests.exactness.product import strategy_of
 
-    if name != "multi_worker":
-        split_cpu(3)
-    strategy = strategy_of(name)
-    settings = {"cluster": read_tf_config(os.environ["TF_CONFIG"])} if name == "multi_worker" else {}
-    print(json.dumps(evaluated(Path(folder), strategy, **settings)), flush=True)
+    strategy = strategy_of("multi_worker")  # before anything else of TensorFlow runs
+    found = evaluated(Path(argument), strategy, cluster=read_tf_config(os.environ["TF_CONFIG"]))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -200,16 +200,12 @@ def by_tf_keras(optimizer: Any, steps: int) -> tuple[np.ndarray, list[float]]:
 
 @pytest.mark.parametrize(
     ("name", "style", "strategy"),
-    slow_but(
-        [
-            case
-            for case in itertools.product(SCHEDULED, ["native", "classic"], ["default", "mirrored", "central_storage"])
-            if case[0] != "legacy" or case[2] == "default" or case[1:] == ("native", "mirrored")
-        ],
+    [
         *((name, "native", "default") for name in SCHEDULED),
         ("cosine", "native", "mirrored"), ("piecewise", "classic", "mirrored"), ("exponential", "classic", "default"),
-        ("exponential", "native", "central_storage"),
-    ),
+        ("exponential", "native", "central_storage"), ("legacy", "native", "mirrored"),
+        ("legacy", "classic", "default"),
+    ],
 )  # fmt: skip
 def test_a_schedule_of_tf_keras_has_its_rates_also_after_a_resume(
     name: str, style: str, strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

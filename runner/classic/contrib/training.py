@@ -92,6 +92,8 @@ class HParams:
         parse = _parser(kind)
         try:
             if assignment["index"] is not None:
+                if not is_list:
+                    raise ValueError("it is single-valued, and has no elements")
                 changed = list(getattr(self, name))
                 index = int(assignment["index"])
                 changed += [None] * (index + 1 - len(changed))  # a list that is too short grows

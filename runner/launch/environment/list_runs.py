@@ -9,7 +9,7 @@ from typing import Any
 from runner.config.metric_names import metric_name
 from runner.config.schema import Config
 from runner.launch.environment.runs import FoundRun, find_runs, varied_settings
-from runner.system.console import format_number, format_secs, print_table, relative
+from runner.system.console import counted, format_number, format_secs, print_table, relative
 
 
 def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
         cells = _cells_of(run, metric, value)
         rows.append([*cells, ", ".join(settings)])
         answer.append(_record(run, metric, value, settings))
-    title = f"{len(runs)} runs in {relative(folder)}, newest first"
+    title = f"{counted(len(runs), 'run')} in {relative(folder)}, newest first"
     print_table(title, ["model_dir", "status", "step", "metric", "took", "started", "settings"], rows)
     return {"runs": answer}
 

@@ -45,6 +45,8 @@ def test_hparams_are_parsed_and_keep_their_types(messages: Messages) -> None:
             hparams.parse(text)
     with messages.raised(ValueError):
         hparams.set_hparam("more", 1.5)
+    with pytest.raises(ValueError, match="rate"):
+        hparams.parse("rate[0]=1")
 
 
 def test_create_train_op_runs_update_ops_before_the_gradient() -> None:
