@@ -93,7 +93,7 @@ def test_hosts_without_a_common_folder_come_to_the_bits_of_those_with_one(
     server.refused = r"\.input-1\."
     server.watch = look
     try:
-        with Hosts(server, tmp_path, f"model_dir={url}", *RUN, step_secs=0.1) as hosts:
+        with Hosts(server, tmp_path, f"model_dir={url}", *RUN, step_secs=0.2) as hosts:
             data = re.compile(r"model\.ckpt-\d+\.data-00000-of-00001")
             wait_until(lambda: sum(data.fullmatch(name) is not None for name in store.objects()) > 1, period_secs=0.5)
             assert step_there(store) == 0  # the worker's input is missing

@@ -28,6 +28,7 @@ from runner.launch.gang import Task
 from runner.launch.task_starter import TaskStarter
 from runner.system.child_process import Descriptors, Process
 from runner.system.task_server import ForkedChild
+from runner.tf_private import legacy_keras
 from tests.support.nursery import WHOLE_COMMAND
 from tests.support.processes import STARTED
 
@@ -104,8 +105,9 @@ class SharedStarter(TaskStarter):
 
 
 def _outside_pytest(task: Task) -> Task:
-    """Return `task` in an environment that is the same in all tests."""
+    """Return `task` in an environment that is the same in all tests, and for all models but those of Keras 2."""
     env = {name: value for name, value in task.env.items() if name != "PYTEST_CURRENT_TEST"}
+    env.setdefault(legacy_keras.VARIABLE, "0")
     return dataclasses.replace(task, env=env)
 
 

@@ -35,6 +35,7 @@ from runner.system.standard_streams import keep_saying
 from runner.system.task_server import ChildRequest
 from runner.task import server
 from runner.task.main import end, main
+from runner.tf_private import legacy_keras
 
 WHOLE_COMMAND = "python -m runner"
 """The first argument of a child that is a command; a task has one argument, the path of its config."""
@@ -78,7 +79,8 @@ class _Starter(TaskStarter):
         self._connection = connection
 
     def prepare(self, tasks: Sequence[Task]) -> None:
-        if self.forks and self.server is None:
+        has_keras_3 = tasks[0].env.get(legacy_keras.VARIABLE, "0") == "0"  # as this process has
+        if self.forks and has_keras_3 and self.server is None:
             self._env = task_starter.read_at_import(tasks[0].env)
             self._socket = self._connection
             self._ready_until = time.monotonic() + task_starter.START_SECS
