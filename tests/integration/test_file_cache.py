@@ -30,28 +30,36 @@ def losses(folder: Path) -> list[float]:
     return [found[step] for step in sorted(found)]
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine) -> list[float]:
+    """The losses of a run that nobody stops."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "cache").mkdir()
+    assert command_line(*RUN, *STEPS, cwd=folder).returncode == 0
+    return losses(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_was_stopped_goes_on(stop: signal.Signals, tmp_path: Path, command_line: CommandLine) -> None:
-    undisturbed, run = tmp_path / "undisturbed", tmp_path / "stopped"
-    for folder in (undisturbed, run):
-        (folder / "cache").mkdir(parents=True)
-    assert command_line(*RUN, *STEPS, cwd=undisturbed).returncode == 0
-    cache = run / "cache"
+def test_a_run_that_was_stopped_goes_on(
+    stop: signal.Signals, tmp_path: Path, command_line: CommandLine, expected: list[float]
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
     (cache / "signal").write_text(str(int(stop)))
-    stopped = command_line(*RUN, *STEPS, "cluster.max_restarts=0", cwd=run)
+    stopped = command_line(*RUN, *STEPS, "cluster.max_restarts=0", cwd=tmp_path)
     is_killed = stop == signal.SIGKILL
     assert stopped.returncode == (1 if is_killed else 3), stopped.stderr
     lock = cache / "train_0.lockfile"
     assert lock.exists() == is_killed
     if is_killed:
-        refused = command_line(*RUN, *STEPS, cwd=run)
-        assert refused.returncode != 0 and str(lock.relative_to(run)) in refused.stderr
+        refused = command_line(*RUN, *STEPS, cwd=tmp_path)
+        assert refused.returncode != 0 and str(lock.relative_to(tmp_path)) in refused.stderr
         lock.unlink()
-    done = command_line(*RUN, *STEPS, cwd=run)
+    done = command_line(*RUN, *STEPS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert losses(run) == losses(undisturbed)
-    again = command_line(*RUN, "command=evaluate", cwd=run)
+    assert losses(tmp_path) == expected
+    again = command_line(*RUN, "command=evaluate", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert {path.name for path in cache.iterdir() if "lock" in path.name or "temp" in path.name} == set()

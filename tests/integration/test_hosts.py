@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tests.support.command_line import CommandLine
 from tests.support.object_store import BUCKET, S3, Hosts, Start, folder_in, served
 from tests.support.processes import wait_until
 
-MAX_STEPS, SAVE_STEPS, KEEP = 400, 50, 3
+MAX_STEPS, SAVE_STEPS, KEEP = 200, 25, 3
 RUN = (
     "model=custom", "model.fn=tests.support.object_store.delayed", "model.params={dropout: true}", "input=custom",
     "input.train.fn=tests.support.object_store.own_part", "input.train.batch_size=4",
@@ -34,8 +33,8 @@ PART = re.compile(r"runner_files/model\.ckpt-(\d+)\.input-(\d)\.index")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3]:
-    with served() as server:
+def server(command_line: CommandLine) -> Iterator[S3]:
+    with served(command_line=command_line) as server:
         yield server
 
 
@@ -54,7 +53,7 @@ def step_there(store: Store) -> int:
 
 def wait_for_steps(store: Store, number: int) -> None:
     until = step_there(store) + number
-    wait_until(lambda: step_there(store) >= until)
+    wait_until(lambda: step_there(store) >= until, period_secs=0.5)
 
 
 def bits(folder: Path) -> dict[str, bytes]:
@@ -84,23 +83,22 @@ def test_hosts_without_a_common_folder_come_to_the_bits_of_those_with_one(
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
     (url,) = set(re.findall(r"^python -m runner strategy=multi_worker model_dir=(s3://\S+)$", page, re.MULTILINE))
-    store, stop, incomplete = Store(url), threading.Event(), list[int]()
+    store, incomplete = Store(url), list[int]()
 
-    def read() -> None:
-        while not stop.wait(0.05):
-            if not whole(store):
-                incomplete.append(step_there(store))
+    def look(method: str, path: str) -> None:
+        """Look as a reader who begins when the state file has just been written, or something was deleted."""
+        if (method != "PUT" or path.endswith("/checkpoint")) and not whole(store):
+            incomplete.append(step_there(store))
 
     server.refused = r"\.input-1\."
-    reader = threading.Thread(target=read)
-    reader.start()
+    server.watch = look
     try:
-        with Hosts(server, tmp_path, f"model_dir={url}", *RUN, step_secs=0.1) as hosts:
+        with Hosts(server, tmp_path, f"model_dir={url}", *RUN, step_secs=0.2) as hosts:
             data = re.compile(r"model\.ckpt-\d+\.data-00000-of-00001")
-            wait_until(lambda: sum(data.fullmatch(name) is not None for name in store.objects()) > 1)
+            wait_until(lambda: sum(data.fullmatch(name) is not None for name in store.objects()) > 1, period_secs=0.5)
             assert step_there(store) == 0  # the worker's input is missing
             server.refused = ""
-            wait_until(lambda: step_there(store) >= 2 * SAVE_STEPS)
+            wait_until(lambda: step_there(store) >= 2 * SAVE_STEPS, period_secs=0.5)
             hosts.worker.end_of_the_machine()
             assert hosts.chief.popen.poll() is None
             shutil.rmtree(hosts.folder("worker"))
@@ -108,8 +106,7 @@ def test_hosts_without_a_common_folder_come_to_the_bits_of_those_with_one(
             assert hosts.wait() == [0, 0], hosts.chief.said.read_text() + hosts.worker.said.read_text()
     finally:
         server.refused = ""
-        stop.set()
-        reader.join()
+        server.watch = lambda method, path: None
     assert "all tasks are started again from step" in hosts.chief.said.read_text()
     assert not incomplete
     folders = [hosts.folder(name) for name in ("chief", "worker")]
@@ -149,7 +146,7 @@ def test_a_second_cluster_at_the_url_does_not_disturb_the_first(
 ) -> None:
     url = f"s3://{BUCKET}/twice/run"
     with Hosts(server, tmp_path / "first", f"model_dir={url}", *RUN, step_secs=0.2) as first:
-        wait_until(lambda: step_there(Store(url)) >= SAVE_STEPS)
+        wait_until(lambda: step_there(Store(url)) >= SAVE_STEPS, period_secs=0.5)
         with Hosts(server, tmp_path / "second", f"model_dir={url}", *RUN) as second:
             assert second.chief.end() == 2 and "is in use by another run" in second.chief.said.read_text()
             heard = "worker/estimator-runner/*/.lease/generation.json"

@@ -30,12 +30,14 @@ from tests.support.command_line import CommandLine
 from tests.support.object_store import BUCKET, RUN, S3, Start, catches_up, folder_in, kills, served
 from tests.support.processes import wait_until
 
+LONG = (*RUN, "model.fn=tests.support.object_store.delayed", "train.max_steps=100000")
+"""A run that is killed before its end; its steps take $STEP_SECS."""
 PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3]:
-    with served() as server:
+def server(command_line: CommandLine) -> Iterator[S3]:
+    with served(command_line=command_line) as server:
         yield server
 
 
@@ -73,18 +75,18 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
     server: S3, tmp_path: Path, request: pytest.FixtureRequest, command_line: CommandLine
 ) -> None:
     url = place(request)
-    first = Start(server, tmp_path / "first", f"model_dir={url}", *RUN, "train.max_steps=100000")
-    wait_until(lambda: "checkpoint" in Store(url).objects())
+    first = Start(server, tmp_path / "first", f"model_dir={url}", *LONG, env={**server.env, "STEP_SECS": "0.05"})
+    server.wait_for_checkpoint(url)
     second = command_line(f"model_dir={url}", *RUN, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
     assert second.returncode == 2 and f"process {first.popen.pid}" in second.stderr, second.stderr
     first.end_of_the_machine()
     shutil.rmtree(folder_in(tmp_path / "first"))
     latest = layout.step_of(Store(url).fs.cat_file("checkpoint").decode().split('"')[1]) or 0
     third = command_line(
-        f"model_dir={url}", *RUN, f"train.max_steps={latest + 4}", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "third")
+        f"model_dir={url}", *LONG, f"train.max_steps={latest + 4}", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "third")
     )
     assert third.returncode == 0, third.stderr
-    undisturbed = command_line("model_dir=run", *RUN, f"train.max_steps={latest + 4}", cwd=tmp_path)
+    undisturbed = command_line("model_dir=run", *LONG, f"train.max_steps={latest + 4}", cwd=tmp_path)
     assert undisturbed.returncode == 0, undisturbed.stderr
     found, expected = (
         chains.variables(folder_in(tmp_path / "third"), latest + 4),
@@ -95,10 +97,10 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
     }
 
 
-STEPS = 1000
+SHORT_STEPS, STEPS = 10, 200
 SWEEP = (
-    "-m", *RUN, "model.fn=tests.support.object_store.delayed", f"train.max_steps=20,{STEPS}",
-    "checkpoint.save_steps=20", "tracking.backend=csv",
+    "-m", *RUN, "model.fn=tests.support.object_store.delayed", f"train.max_steps={SHORT_STEPS},{STEPS}",
+    f"checkpoint.save_steps={SHORT_STEPS}", "tracking.backend=csv",
 )  # fmt: skip
 
 
@@ -108,9 +110,9 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
 ) -> None:
     url = place(request)
     words = (*SWEEP, f"sweep.dir={url}")
-    # On the first machine the second job takes minutes, so that it is killed within it.
-    first = Start(server, tmp_path / "first", *words, env={**server.env, "STEP_SECS": "0.2"})
-    wait_until(lambda: {"finished", "running"} <= set(_status_of_jobs(url).values()))
+    # On the first machine the second job takes more than a minute, so that it is killed within it.
+    first = Start(server, tmp_path / "first", *words, env={**server.env, "STEP_SECS": "0.4"})
+    wait_until(lambda: {"finished", "running"} <= set(_status_of_jobs(url).values()), period_secs=0.5)
     refused = command_line(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "refused"))
     assert refused.returncode == 2 and f"sweep.dir={url} is in use" in refused.stderr, refused.stderr
     first.end_of_the_machine()
@@ -119,7 +121,8 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
     assert sorted(status.values()) == ["finished", "running"]
     states = {said: Store(url).fs.cat_file(f"{job}/checkpoint").decode() for job, said in status.items()}
     latest = {said: layout.step_of(state.split('"')[1]) for said, state in states.items()}
-    assert latest["finished"] == 20 and latest["running"] in range(0, STEPS, 20)  # as far as it came meanwhile
+    assert latest["finished"] == SHORT_STEPS
+    assert latest["running"] in range(0, STEPS, SHORT_STEPS)  # as far as it came meanwhile
 
     again = command_line(*words, "sweep.parallel=2", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
     assert again.returncode == 0, again.stderr
@@ -140,7 +143,7 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
     # A job is read, and written to, on a third machine, under the lease of the sweep, which has all of that.
     read = ("command=evaluate", f"model_dir={url}/{jobs[0]}", "run.output=json")
     third = command_line(*read, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "third"))
-    assert third.returncode == 0 and json.loads(third.stdout)["global_step"] in (20, STEPS), third.stderr
+    assert third.returncode == 0 and json.loads(third.stdout)["global_step"] in (SHORT_STEPS, STEPS), third.stderr
     last = command_line(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
     assert last.returncode == 0 and last.stderr.count("already finished, skipped") == 2, last.stderr
     assert f"{jobs[0]}/summary.evaluate.json" in Store(url).objects() and not Store(url).leased_urls()
@@ -195,9 +198,10 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
         f"model_dir={url}", *RUN, "model.fn=tests.support.object_store.delayed", "run.upload_secs=1",
         "run.lease_secs=4", "run.output=json",
     )  # fmt: skip
-    # A process, with whose end its lease does. Its steps after the first checkpoint take longer than it is looked for.
-    first = Start(server, tmp_path, *words, env={**server.env, "STEP_SECS": "0.5"})
-    wait_until(lambda: "checkpoint" in Store(url).objects())
+    # A process, with whose end its lease does, and the one here whose task and command are started cold. Its steps
+    # after the first checkpoint take longer than it is looked for.
+    first = Start(server, tmp_path, *words, env={**server.env, "STEP_SECS": "0.5"}, is_cold=True)
+    server.wait_for_checkpoint(url)
     server.mode = "away"
     assert first.end() == 3, first.said.read_text()
     summary = json.loads((folder_in(tmp_path) / "summary.json").read_text())
@@ -280,14 +284,14 @@ def test_the_end_says_what_it_waits_for_and_ends_also_if_the_process_that_sends_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["full", "denied"])
 def test_a_run_goes_on_while_its_store_takes_nothing_and_then_sends_everything(
-    mode: str, server: S3, tmp_path: Path, request: pytest.FixtureRequest
+    server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    """Whatever the reason: `test_a_fault_of_the_store_passes_and_then_all_is_there` has all of them."""
     url = place(request)
     start = Start(server, tmp_path, f"model_dir={url}", *RUN)
     wait_until(lambda: bool(list(tmp_path.glob("estimator-runner/*/[!.]*"))))  # it has begun
-    server.mode = mode
+    server.mode = "denied"
     wait_until(lambda: bool(list(tmp_path.glob("estimator-runner/*/summary.json"))))
     wait_until(lambda: "training continues" in start.said.read_text())
     server.mode = "ok"
@@ -339,19 +343,17 @@ def test_runs_that_are_killed_with_their_folders_come_to_the_same_bits(server: S
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_damage_between_starts_costs_the_bucket_nothing() -> None:
+def test_damage_between_starts_costs_the_bucket_nothing(command_line: CommandLine) -> None:
     """The costliest kinds; `python -m tests.support.store_damage` draws from all."""
     kinds = ("empty", "snapshot", "truncate newest", "by hand", "second machine, unsent", "killed uploader")
     words = [word for kind in kinds for word in ("--only", kind)]
-    assert store_damage.main(["--starts", "4", "--seed", "2", *words]) == 0
+    assert store_damage.main(["--starts", "4", "--seed", "2", *words], command_line) == 0
 
 
 @pytest.mark.slow
-def test_of_8_starts_at_once_one_wins(server: S3, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = place(request)
-    starts = [
-        Start(server, tmp_path / str(number), f"model_dir={url}", *RUN, "train.max_steps=100000") for number in range(8)
-    ]
+def test_of_4_starts_at_once_one_wins(server: S3, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url, env = place(request), {**server.env, "STEP_SECS": "0.05"}
+    starts = [Start(server, tmp_path / str(number), f"model_dir={url}", *LONG, env=env) for number in range(4)]
     wait_until(lambda: sum(start.popen.poll() is None for start in starts) <= 1)
     (winner,) = [start for start in starts if start.popen.poll() is None]
     for start in starts:
@@ -367,9 +369,9 @@ def test_a_holder_that_is_stopped_past_the_expiry_and_continued_sends_nothing(
 ) -> None:
     url = place(request)
     store = Store(url)
-    words = (f"model_dir={url}", *RUN, "run.lease_secs=4")
-    first = Start(server, tmp_path / "first", *words, "train.max_steps=100000")
-    wait_until(lambda: "checkpoint" in store.objects())
+    words = (f"model_dir={url}", *LONG, "run.lease_secs=4")
+    first = Start(server, tmp_path / "first", *words, env={**server.env, "STEP_SECS": "0.05"})
+    server.wait_for_checkpoint(url)
     supervisor = psutil.Process(first.popen.pid)
     stopped = [supervisor, *supervisor.children(recursive=True)]
     for process in stopped:

@@ -10,10 +10,7 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,17 @@ import runner
 from runner.checkpoint.reader import Reader
 from runner.checkpoint_files.layout import latest_checkpoint
 from runner.distribute.tf_config import read_tf_config
-from tests.launch.test_gang import wait_until
+from tests.support.command_line import Command, CommandLine
 from tests.support.jobs import SMALL
 from tests.support.journal import events_in
 from tests.support.messages import Messages
+from tests.support.processes import wait_until
 from tests.support.screen import line_of
 
 # Its runs take a minute. tests/launch/test_gang.py has the same restarts with tasks that do not import TensorFlow.
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-MAX_STEPS, SAVE_STEPS = 2400, 200
+MAX_STEPS, SAVE_STEPS = 1200, 100
 RUN = [
     *(setting for setting in SMALL if not setting.startswith("train.max_steps")), f"train.max_steps={MAX_STEPS}",
     f"checkpoint.save_steps={SAVE_STEPS}", "train.steps_per_loop=20", "eval.start_delay_secs=1000", "model_dir=run",
@@ -49,13 +46,11 @@ class Slow(runner.Hook):
         time.sleep(float(os.environ.get("LOOP_SECS", 0)))
 
 
-def start(folder: Path, *changes: str, loop_secs: float = 0.0) -> subprocess.Popen[str]:
-    folder.mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, "-m", "runner", *RUN, *changes], cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LOOP_SECS": str(loop_secs)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def start(command_line: CommandLine, folder: Path, *changes: str, loop_secs: float = 0.0) -> Command:
+    """Start the command, which adds what it says to `said.txt`."""
+    env = {**os.environ, "LOOP_SECS": str(loop_secs)}
+    with open(os.devnull, "w") as nowhere, open(folder / "said.txt", "a") as said:
+        return command_line.start(*RUN, *changes, cwd=folder, env=env, out=nowhere, err=said)
 
 
 def noted(folder: Path, event: str, role: str = "chief") -> list[dict[str, Any]]:
@@ -87,27 +82,26 @@ def disturb(folder: Path, role: str, number: signal.Signals | None, rng: Any) ->
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, list[int], str]]:
+def runs(tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine) -> tuple[Path, Path, list[int], str]:
     """Folders of an undisturbed and of a disturbed run, the exit codes of the second, and what it said."""
     undisturbed, disturbed = (tmp_path_factory.mktemp(name) for name in ("undisturbed", "disturbed"))
-    alone = start(undisturbed, "run.preload=false")  # each task imports TensorFlow itself
-    assert (alone.communicate(timeout=240)[1], alone.returncode)[1] == 0
+    alone = command_line(*RUN, cwd=undisturbed)
+    assert alone.returncode == 0, alone.stderr
     rng = random.Random()
-    process = start(disturbed, f"run.preemption_notice={__name__}.of_the_worker", loop_secs=0.1)
+    process = start(command_line, disturbed, f"run.preemption_notice={__name__}.of_the_worker", loop_secs=0.1)
     disturb(disturbed, "worker", signal.SIGKILL, rng)
     disturb(disturbed, "chief", signal.SIGKILL, rng)
     disturb(disturbed, "worker", signal.SIGSTOP, rng)
     disturb(disturbed, "worker", None, rng)
-    said = process.communicate(timeout=240)[1]
+    codes = [process.wait(240)]
     (disturbed / "run" / "summary.json").rename(disturbed / "preempted.json")
-    again = start(disturbed, "input.eval.fn=tests.support.jobs.endless_of_unknown_size")
+    again = start(command_line, disturbed, "input.eval.fn=tests.support.jobs.endless_of_unknown_size")
     wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")))
     task(disturbed, "worker").send_signal(signal.SIGTERM)  # of the evaluation, which has no other end
-    said += again.communicate(timeout=240)[1]
+    codes.append(again.wait(240))
     (disturbed / "run" / "summary.json").rename(disturbed / "given_up.json")
-    last = start(disturbed)
-    said += last.communicate(timeout=240)[1]
-    yield undisturbed, disturbed, [process.returncode, again.returncode, last.returncode], said
+    codes.append(start(command_line, disturbed).wait(240))
+    return undisturbed, disturbed, codes, (disturbed / "said.txt").read_text()
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -119,7 +113,7 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_run_that_lost_tasks_of_a_server_comes_to_the_bits_of_an_undisturbed_one_without_it(runs: Any) -> None:
+def test_a_run_that_lost_tasks_comes_to_the_bits_of_an_undisturbed_one(runs: Any) -> None:
     undisturbed, disturbed, codes, _ = runs
     assert codes == [3, 3, 0]  # one task is preempted: all saved, resumable; then SIGTERM in the last evaluation
     assert hashes(disturbed) == hashes(undisturbed)
@@ -135,15 +129,17 @@ def test_an_evaluation_is_given_up_by_all_when_one_task_is_preempted_and_made_by
     assert last["global_step"] == MAX_STEPS and last["metrics"].keys() == {"eval/loss", "eval/mae"}
 
 
-def test_only_a_frozen_worker_of_a_parameter_server_run_is_started_again(tmp_path: Path) -> None:
+def test_only_a_frozen_worker_of_a_parameter_server_run_is_started_again(
+    tmp_path: Path, command_line: CommandLine
+) -> None:
     """The coordinator waits for it in TensorFlow, without a heartbeat; training goes on from where it was."""
     served = ["strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1", "run.freeze_secs=15"]
-    process = start(tmp_path, *served, "train.max_steps=1000", loop_secs=0.1)
+    process = start(command_line, tmp_path, *served, "train.max_steps=1000", loop_secs=0.1)
     wait_until(lambda: len(noted(tmp_path, "first_step")) > 0)
     task(tmp_path, "worker").suspend()
-    said = process.communicate(timeout=240)[1]
+    code, said = process.wait(240), (tmp_path / "said.txt").read_text()
     (restart,) = noted(tmp_path, "restart", "supervisor")
-    assert (process.returncode, restart["task"]) == (0, "worker:0") and "only this task" in said, said
+    assert (code, restart["task"]) == (0, "worker:0") and "only this task" in said, said
     assert len(noted(tmp_path, "started")) == 1 and len(noted(tmp_path, "started", "worker")) == 2
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["global_step"] >= 1000
 

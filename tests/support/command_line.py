@@ -2,6 +2,8 @@
 
 A sweep starts its tasks like that. That the command does so by itself, and a task that imports TensorFlow by itself,
 belong to tests that start a process: tests/integration/test_main.py and tests/integration/test_task_server.py.
+
+`command_line.start` is for tests that kill, stop or signal the command: it is forked, too, and has its own process.
 """
 
 from __future__ import annotations
@@ -9,27 +11,71 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 from unittest import mock
 
 import pytest
 
-from runner.launch import app
+from runner.distribute.cluster import ALONE
+from runner.launch import app, task_group, task_starter
 from runner.launch.gang import Task
 from runner.launch.task_starter import TaskStarter
-from runner.system.child_process import Process
+from runner.system.child_process import Descriptors, Process
+from runner.system.task_server import ForkedChild
+from runner.tf_private import legacy_keras
+from tests.support.nursery import WHOLE_COMMAND
 from tests.support.processes import STARTED
 
 ROOT = Path(__file__).parents[2]
+SERVER_COMMAND = ("-P", "-m", "tests.support.nursery")
+OF_NO_IMPORT = ("AWS_", "XDG_CACHE_HOME", "STEP_SECS", "SM_", "TRAINING_JOB_NAME", "AIP_", "CLOUD_ML_", "CLUSTER_SPEC")
+"""Further prefixes of environment variables that no import reads: a task with others than the server's is forked."""
+
+
+class Command:
+    """A command that was forked, with the interface of a Popen.
+
+    Attributes:
+      returncode: None: nobody has seen its end yet.
+    """
+
+    def __init__(self, child: ForkedChild) -> None:
+        self.pid = child.pid
+        self.returncode: int | None = None
+        self._child = child
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raises: subprocess.TimeoutExpired: it still runs after so many seconds."""
+        self.returncode = self._child.wait(timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class SharedStarter(TaskStarter):
-    """Starts the tasks of all runs of a session."""
+    """Starts the tasks of all runs of a session, and forks whole commands."""
+
+    def __init__(self) -> None:
+        super().__init__(command=SERVER_COMMAND)
 
     def prepare(self, tasks: Sequence[Task]) -> None:
         super().prepare([_outside_pytest(task) for task in tasks])
@@ -39,6 +85,18 @@ class SharedStarter(TaskStarter):
     def start(self, task: Task) -> Process:
         return super().start(_outside_pytest(task))
 
+    def start_command(self, words: Sequence[str], env: Mapping[str, str], out: IO[str], err: IO[str]) -> Command:
+        """Fork a command, which begins in the directory of this process."""
+        env = {**env, "PYTHONPATH": str(ROOT)}
+        self.prepare([Task(ALONE, task_group.task_argv(Path("none")), task_group.task_env(env))])
+        self.wait([])
+        assert self.server is not None
+        with open(os.devnull, "w") as nothing, self._lock:
+            descriptors = Descriptors(nothing.fileno(), nothing.fileno(), out.fileno(), err.fileno())
+            command = Command(self._fork([WHOLE_COMMAND, *words], env, descriptors))
+        STARTED.add(command)
+        return command
+
     def close(self) -> None:
         """Keep the server, at the end of each run."""
 
@@ -47,8 +105,9 @@ class SharedStarter(TaskStarter):
 
 
 def _outside_pytest(task: Task) -> Task:
-    """Return `task` in an environment that is the same in all tests."""
+    """Return `task` in an environment that is the same in all tests, and for all models but those of Keras 2."""
     env = {name: value for name, value in task.env.items() if name != "PYTEST_CURRENT_TEST"}
+    env.setdefault(legacy_keras.VARIABLE, "0")
     return dataclasses.replace(task, env=env)
 
 
@@ -65,6 +124,7 @@ class CommandLine:
                 patch.chdir(cwd)
                 patch.setattr(sys, "argv", ["runner", *words])
                 patch.setattr(sys, "path", [*sys.path])
+                patch.setattr(task_starter, "READ_AFTER_IMPORT", (*task_starter.READ_AFTER_IMPORT, *OF_NO_IMPORT))
                 for user in ("task_group", "sweeps.multirun"):
                     patch.setattr(f"runner.launch.{user}.build_starter", lambda *args, **settings: self.starter)
                 # What a command sets in its environment ends with it, too: the tasks of the next would not be forked.
@@ -73,6 +133,13 @@ class CommandLine:
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+    def start(self, *words: str, cwd: Path, env: Mapping[str, str], out: IO[str], err: IO[str]) -> Command:
+        """Start `python -m runner <words>` in `cwd`, in a process of its own."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(cwd)
+            patch.setattr(task_starter, "READ_AFTER_IMPORT", (*task_starter.READ_AFTER_IMPORT, *OF_NO_IMPORT))
+            return self.starter.start_command(words, env, out, err)
 
 
 @contextlib.contextmanager

@@ -20,10 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -34,7 +34,10 @@ from runner.remote.note import Note, fingerprints, mark_of
 from runner.remote.store import Lease, Store
 from runner.remote.upload import send_changes
 from tests.support import chains
-from tests.support.processes import end_all_of
+from tests.support.processes import end_all_of, wait_until
+
+if TYPE_CHECKING:
+    from tests.support.command_line import Command, CommandLine
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "bucket"
@@ -68,13 +71,17 @@ class Proxy:
       writes: the number of requests that write or delete an object.
       env: environment of processes that use it.
       scheme: of its URLs.
+      command_line: forks the starts of the command; None: they are cold.
+      watch: is called with method and path of each request that writes or deletes an object, before it is answered.
     """
 
     env: dict[str, str]
     scheme = "s3"
+    command_line: CommandLine | None = None
 
     def __init__(self, behind: str, host: str = "127.0.0.1") -> None:
         self.mode, self.writes, self.refused, self._behind = "ok", 0, "", behind
+        self.watch: Callable[[str, str], None] = lambda method, path: None
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -101,6 +108,8 @@ class Proxy:
                     answer = f"<Error><Code>{code}</Code><Message>It is {mode}.</Message></Error>".encode()
                 else:
                     status, headers, answer = server._request(self.command, self.path, data, dict(self.headers))
+                    if self.command not in ("GET", "HEAD"):
+                        server.watch(self.command, self.path)
                     if server.mode == "slow":
                         time.sleep((len(data) + len(answer)) / 1e6)
                 self.send_response(status)
@@ -146,6 +155,7 @@ class S3(Proxy):
     """moto's server behind the proxy, which listens on `host`, with the bucket BUCKET."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
+        self._written: dict[str, bytes] = {}
         from moto.server import ThreadedMotoServer
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
@@ -155,14 +165,31 @@ class S3(Proxy):
         self._request("PUT", f"/{BUCKET}", b"", {})
         self.env = {**CREDENTIALS, "AWS_ENDPOINT_URL": self.address}
 
+    def _request(self, method: str, path: str, data: bytes, headers: dict[str, str]) -> tuple[int, list[Any], bytes]:
+        answer = super()._request(method, path, data, headers)
+        if method == "PUT" and answer[0] == 200 and len(data) < 10_000:
+            self._written[path] = data
+        return answer
+
+    def written(self, url: str, name: str) -> bytes | None:
+        """Return what was last written as the object `name` below `url`, if that is small, without a request for it;
+        None: it was not written.
+        """
+        return self._written.get(f"/{url.removeprefix('s3://')}/{name}")
+
+    def wait_for_checkpoint(self, url: str) -> None:
+        """Wait until the run at `url` has a checkpoint in its bucket."""
+        wait_until(lambda: self.written(url, "checkpoint") is not None)
+
     def close(self) -> None:
         super().close()
         self._moto.stop()
 
 
 @contextlib.contextmanager
-def served(host: str = "127.0.0.1") -> Iterator[S3]:
+def served(host: str = "127.0.0.1", command_line: CommandLine | None = None) -> Iterator[S3]:
     server = S3(host)
+    server.command_line = command_line
     try:
         yield server
     finally:
@@ -175,19 +202,27 @@ class Start:
     Args:
       env: None: what `server` needs; else in its place.
       on: what precedes the command, as in `tests.support.networks`.
+      is_cold: it is not forked, whatever `server` says.
     """
 
+    popen: subprocess.Popen[bytes] | Command
+
     def __init__(
-        self, server: Proxy, caches: Path, *words: str, env: Mapping[str, str] | None = None, on: Sequence[str] = ()
-    ) -> None:
+        self, server: Proxy, caches: Path, *words: str, env: Mapping[str, str] | None = None, on: Sequence[str] = (),
+        is_cold: bool = False,
+    ) -> None:  # fmt: skip
         caches.mkdir(parents=True, exist_ok=True)
         self.said = caches / "said.txt"
         env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or server.env)}
+        env["XDG_CACHE_HOME"] = str(caches)
         with open(self.said, "a") as said:
-            self.popen = subprocess.Popen(
-                [*on, sys.executable, "-m", "runner", *words], cwd=caches, stdin=subprocess.DEVNULL, stdout=said,
-                stderr=said, env={**env, "XDG_CACHE_HOME": str(caches)},
-            )  # fmt: skip
+            if server.command_line is not None and not is_cold:
+                self.popen = server.command_line.start(*words, cwd=caches, env=env, out=said, err=said)
+            else:
+                self.popen = subprocess.Popen(
+                    [*on, sys.executable, "-m", "runner", *words],
+                    cwd=caches, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env,
+                )  # fmt: skip
 
     def end(self) -> int:
         """Wait for the end. Return the exit code."""
@@ -310,8 +345,8 @@ def kills(server: S3, scratch: Path, number: int, seed: int = 1) -> int:
             last = server.writes + rng.randrange(writes)
             start = Start(server, caches, f"model_dir=s3://{BUCKET}/run-{seed}-{runs}", *RUN)
 
-            def is_late(listing: str = f"/{BUCKET}?prefix=run-{seed}-{runs}/c") -> bool:
-                return b"checkpoint" in server._request("GET", listing, b"", {})[2]
+            def is_late(url: str = f"s3://{BUCKET}/run-{seed}-{runs}") -> bool:
+                return server.written(url, "checkpoint") is not None
 
             # The first kill is a late one: on a busy machine all others may come before the first checkpoint.
             while start.popen.poll() is None and (server.writes < last or (not done and not is_late())):

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import psutil
 
-STARTED = weakref.WeakSet["subprocess.Popen[Any]"]()
+
+class Started(Protocol):
+    """A Popen, or what has its interface."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+STARTED = weakref.WeakSet[Started]()
 """What a test starts, and ends with it if it fails: tests/conftest.py. What other tests use, too, is taken out."""
 
 
-def end_all_of(process: subprocess.Popen[Any]) -> None:
+def end_all_of(process: Started) -> None:
     """Kill `process` and all that it has started, at once, as the end of their machine would, and wait until all are
     gone.
     """
@@ -35,12 +46,14 @@ def end_all_of(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def wait_until(condition: Callable[[], bool], secs: float = 300.0) -> None:
-    """Wait for what happens within seconds, or minutes on a machine that is busy with other things."""
+def wait_until(condition: Callable[[], bool], secs: float = 300.0, period_secs: float = 0.02) -> None:
+    """Wait for what happens within seconds, or minutes on a machine that is busy with other things; look each
+    `period_secs`.
+    """
     end = time.monotonic() + secs
     while not condition():
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+        time.sleep(period_secs)
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:

@@ -34,7 +34,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -44,6 +44,9 @@ from runner.checkpoint.reader import Reader
 from runner.checkpoint_files.layout import step_of
 from tests.support.object_store import BUCKET, CREDENTIALS, ROOT, RUN, S3, Start, folder_in
 from tests.support.processes import processes_in
+
+if TYPE_CHECKING:
+    from tests.support.command_line import CommandLine
 
 PLACE = "run"
 """Of the run in the bucket."""
@@ -985,7 +988,8 @@ def count_requests(base: Base, objects: int) -> None:
         print(f"| {what} |", " | ".join(str(counts.get(kind, 0)) for kind in kinds), f"| {sum(counts.values())} |")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, command_line: CommandLine | None = None) -> int:
+    """Do what `argv` says. `command_line` forks the starts; None: they are cold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
@@ -1002,6 +1006,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*names, sep="\n")
         return 0
     server = Server()
+    server.command_line = command_line
     try:
         with tempfile.TemporaryDirectory() as scratch:
             base, report = Base(server, Path(scratch)), Report(arguments.keep)
