@@ -92,9 +92,12 @@ class CommandLine:
             err.seek(0)
             return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
-    def run_shell(self, text: str, cwd: Path, env: Mapping[str, str], also: Sequence[str] = ()) -> str:
-        """Run `text` in bash, whose `python -m runner <words>` are calls of this with `also` behind the words, one at a
-        time; variables that it sets do not reach them. Return what it printed; it must succeed.
+    def run_shell(self, text: str, cwd: Path, env: Mapping[str, str], also: str = "") -> str:
+        """Run `text` in bash, whose `python -m runner <words>` are calls of this, one at a time; variables that it sets
+        do not reach them. Return what it printed; it must succeed.
+
+        Args:
+          also: a word that each of them gets.
         """
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
             python, address = Path(folder, "python"), f"{folder}/socket"
@@ -108,7 +111,7 @@ class CommandLine:
                     stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                 )  # fmt: skip
                 ended = os.pidfd_open(shell.pid)
-                while server in select.select([server, ended], [], [])[0]:
+                while server.fileno() in select.select([server.fileno(), ended], [], [])[0]:
                     self._answer(server, also)
                 os.close(ended)
             said.seek(0)
@@ -116,11 +119,13 @@ class CommandLine:
             assert shell.wait() == 0, printed
             return printed
 
-    def _answer(self, server: socket.socket, also: Sequence[str]) -> None:
+    def _answer(self, server: socket.socket, also: str) -> None:
         connection, _ = server.accept()
         with connection, connection.makefile("rw") as lines:
             folder, *words = json.loads(lines.readline())
-            ran = self(*words, *also, cwd=Path(folder))
+            if also and also not in words:
+                words.append(also)
+            ran = self(*words, cwd=Path(folder))
             lines.write(json.dumps([ran.returncode, ran.stdout, ran.stderr]) + "\n")
 
 
