@@ -73,6 +73,9 @@ def answers(given: Sequence[str], project: Path) -> dict[str, tuple[int, str]]:
     given = list(dict.fromkeys(given))
     # What runs would be recorded is not of interest here, and a sweep would open a run of its own.
     cases = [[*shlex.split(line, comments=True)[3:], "tracking=none"] for line in given]
+    for case in cases:
+        if "hydra/sweeper=optuna" in case:
+            case.append("hydra.sweeper.n_trials=2")  # each is composed
     result = subprocess.run(
         [sys.executable, "-c", ANSWER_ALL], cwd=project, input=json.dumps(cases), capture_output=True, text=True,
         check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},

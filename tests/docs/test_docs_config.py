@@ -38,6 +38,8 @@ for arguments in json.load(sys.stdin):
     said = io.StringIO()
     with (
         mock.patch("runner.launch.supervisor.run", run),
+        # It starts TensorFlow: tests/launch/test_doctor.py.
+        mock.patch("runner.launch.environment.doctor.show", lambda *arguments: {}),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
     ):

@@ -18,6 +18,7 @@ from runner.checkpoint_files import layout
 from runner.classic import run_config
 from runner.classic.compat import names
 from runner.classic.compat.differences import RUN_CONFIG
+from tests.support.command_line import CommandLine
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "how_to" / "migrating.md").read_text()
@@ -124,7 +125,9 @@ def project(tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Pat
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_steps_lead_from_the_script_to_a_config_in_one_run_of_mlflow(project: Path) -> None:
+def test_the_steps_lead_from_the_script_to_a_config_in_one_run_of_mlflow(
+    project: Path, command_line: CommandLine
+) -> None:
     of_script, of_config, _ = steps_to_a_config("")
     ran = started(of_script, project)
     assert ran.stdout == "['global_step', 'loss', 'mae'] 400 True\n"
@@ -139,7 +142,7 @@ def test_the_steps_lead_from_the_script_to_a_config_in_one_run_of_mlflow(project
     assert {"train/loss", "eval/loss", "eval/mae", "train/steps_per_sec"} <= set(run.data.metrics)
     assert {"train.py", "learning_curves.png"} <= {one.path for one in client.list_artifacts(run.info.run_id)}
 
-    started(of_config, project)
+    command_line.run_shell(of_config, project, os.environ)
     client, (same,) = runs_in(project)
     assert same.info.run_id == run.info.run_id
     assert [one.step for one in client.get_metric_history(run.info.run_id, "eval/mae")] == [200, 400, 600]
@@ -148,9 +151,9 @@ def test_the_steps_lead_from_the_script_to_a_config_in_one_run_of_mlflow(project
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_steps_end_with_a_sweep(project: Path) -> None:
+def test_the_steps_end_with_a_sweep(project: Path, command_line: CommandLine) -> None:
     *_, of_sweep = steps_to_a_config("")
-    started(of_sweep, project)
+    command_line.run_shell(of_sweep, project, os.environ)
     _, runs = runs_in(project)
     swept = {
         run.data.params.get("model.params.units") for run in runs if run.data.params.get("train.max_steps") == "50"

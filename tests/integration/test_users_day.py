@@ -104,10 +104,17 @@ def test_trains_from_its_experiment(project: Project) -> None:
     assert any(path.endswith(".png") for path in images)
 
 
+EVALUATE = """
+import json, runner
+run = runner.load("outputs/first")
+metrics = run.evaluate("input.eval.params.path=data/test.npz", "eval.name=test")
+run.predict("predict.output=test.npz")
+print(json.dumps(metrics))
+"""
+
+
 def test_evaluates_on_test_data(project: Project) -> None:
-    project.run("command=evaluate", "model_dir=outputs/first", "input.eval.params.path=data/test.npz", "eval.name=test")
-    metrics = project.summary("outputs/first", "summary.evaluate")["metrics"]
-    project.run("command=predict", "model_dir=outputs/first", "predict.output=test.npz")
+    metrics = project.python(EVALUATE)
     predicted = np.load(project.home / "test.npz")
     _, labels = project.test_data()
     own = predicted["probabilities"][np.arange(len(labels)), labels]
@@ -128,8 +135,8 @@ def test_compares_runs(project: Project) -> None:
     for run in found:
         summary = project.summary(f"outputs/{run.info.run_name}")
         assert run.data.metrics["eval/accuracy"] == summary["metrics"]["eval/accuracy"]
-        shown = project.run("command=inspect", f"model_dir=outputs/{run.info.run_name}")
-        assert f"{summary['metrics']['eval/accuracy']:.4g}" in shown
+    shown = project.run("command=inspect", "model_dir=outputs/second")
+    assert f"{summary['metrics']['eval/accuracy']:.4g}" in shown
     better = project.runs(filter_string="metrics.`eval/accuracy` > 0.85 and params.`model.params.filters` = '8'")
     assert [run.info.run_name for run in better] == ["first"]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import yaml
 
 from runner.config.schema import Config, DiffConfig, save
 from runner.launch.environment import diff_runs
-from tests.launch.test_best_runs import ROOT
 from tests.support.command_line import CommandLine
 from tests.support.journal import Lines, note_start
 from tests.support.messages import Messages
@@ -90,12 +88,8 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_real_runs_and_the_project_of_now(tmp_path: Path) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "runner", *words]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-
+def test_two_real_runs_and_the_project_of_now(tmp_path: Path, command_line: CommandLine) -> None:
+    run = functools.partial(command_line, cwd=tmp_path)
     assert run("command=new", "new.path=.").returncode == 0
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "-A")

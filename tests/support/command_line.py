@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -69,6 +72,21 @@ class Command:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+PYTHON = """#!{python} -IS
+import json, os, socket, sys
+
+if sys.argv[1:3] != ["-m", "runner"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect({address!r})
+    connection.sendall(json.dumps([os.getcwd(), *sys.argv[3:]]).encode() + b"\\n")
+    code, out, err = json.loads(connection.makefile().readline())
+print(out, end="", flush=True)
+print(err, end="", file=sys.stderr)
+sys.exit(code)
+"""
+"""The `python` of a shell of `CommandLine.run_shell`: it asks for `-m runner`, and becomes Python for all else."""
 
 
 class SharedStarter(TaskStarter):
@@ -140,6 +158,42 @@ class CommandLine:
             patch.chdir(cwd)
             patch.setattr(task_starter, "READ_AFTER_IMPORT", (*task_starter.READ_AFTER_IMPORT, *OF_NO_IMPORT))
             return self.starter.start_command(words, env, out, err)
+
+    def run_shell(self, text: str, cwd: Path, env: Mapping[str, str], also: str = "") -> str:
+        """Run `text` in bash, whose `python -m runner <words>` are calls of this, one at a time; variables that it sets
+        do not reach them. Return what it printed; it must succeed.
+
+        Args:
+          also: a word that each of them gets.
+        """
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
+            python, address = Path(folder, "python"), f"{folder}/socket"
+            python.write_text(PYTHON.format(python=sys.executable, address=address))
+            python.chmod(0o755)
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(address)
+                server.listen()
+                shell = subprocess.Popen(
+                    ["bash", "-ec", text], cwd=cwd, env={**env, "PATH": f"{folder}:{env['PATH']}"},
+                    stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                )  # fmt: skip
+                ended = os.pidfd_open(shell.pid)
+                while server.fileno() in select.select([server.fileno(), ended], [], [])[0]:
+                    self._answer(server, also)
+                os.close(ended)
+            said.seek(0)
+            printed = said.read()
+            assert shell.wait() == 0, printed
+            return printed
+
+    def _answer(self, server: socket.socket, also: str) -> None:
+        connection, _ = server.accept()
+        with connection, connection.makefile("rw") as lines:
+            folder, *words = json.loads(lines.readline())
+            if also and also not in words:
+                words.append(also)
+            ran = self(*words, cwd=Path(folder))
+            lines.write(json.dumps([ran.returncode, ran.stdout, ran.stderr]) + "\n")
 
 
 @contextlib.contextmanager
