@@ -105,9 +105,9 @@ def test_no_update_is_lost_to_the_counters_and_it_learns(cases: Cases) -> None:
     assert found["after"] < 0.1 * found["before"]
 
 
-@pytest.mark.parametrize("option", ["gradient_accumulation", "clip_global_norm", "warmup_steps", "ema_decay"])
-def test_options_of_an_update_do_what_they_do_in_one_process(option: str, cases: Cases) -> None:
-    difference = cases["options"][option]
+def test_options_of_an_update_do_what_they_do_in_one_process(cases: Cases) -> None:
+    """Micro-batches, clipping, warm-up and averages at once."""
+    difference = cases["options"]["difference"]
     assert difference and max(difference.values()) <= 1e-5, difference
 
 
@@ -223,14 +223,9 @@ LOST = "worker:1 was lost. Its request is repeated by this worker or another one
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["classic", "keras_model"])
-def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(
-    style: str, slow_cases: Cases
-) -> None:
-    assert_evaluated_as_alone(slow_cases[f"pairs_{style}"])
-
-
-def assert_evaluated_as_alone(found: Mapping[str, Any]) -> None:
+def test_every_strategy_of_evaluation_beside_servers_gives_the_numbers_of_one_device(slow_cases: Cases) -> None:
+    """Also of a compiled model: test_strategy_pairs.py."""
+    found = slow_cases["pairs"]
     assert found["step"] == 100 and found["expected"]["loss"] < 1  # it began at 14
     assert set(found["metrics"]) == {"same", "default", "one_device", "mirrored", "central_storage"}
     for kind, metrics in found["metrics"].items():
