@@ -425,7 +425,7 @@ def worker_lost(around: Surroundings) -> Any:
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """Slow, in the graph: workers run no Python."""
-        spec = counting(2000)(features, labels, mode)
+        spec = counting(1200)(features, labels, mode)
         big = tf.random.stateless_uniform([700, 700], [1, 2])
         work = tf.reduce_sum(tf.linalg.matmul(big, big)) * 0.0
         return EstimatorSpec(mode, loss=spec.loss + work, train_op=tf.group(spec.train_op, work), predictions=work)
@@ -447,11 +447,11 @@ def worker_lost(around: Surroundings) -> Any:
             around.servers.start("worker", 1)
 
     kill = Kill()
-    estimator.train(lambda: numbers(2000).batch(4), max_epochs=1, hooks=[kill])
+    estimator.train(lambda: numbers(1200).batch(4), max_epochs=1, hooks=[kill])
     kill.timer.join()
     found: dict[str, Any] = {"seen": seen(estimator), "global_step": step_of(estimator)}
     said = around.logged[:]
-    estimator.train(lambda: numbers(2000).batch(4), steps=100)
+    estimator.train(lambda: numbers(1200).batch(4), steps=20)
     return {**found, "said": said, "later": step_of(estimator) - found["global_step"]}
 
 
