@@ -139,7 +139,7 @@ class Gang:
     """Processes that run the same cases.
 
     Args:
-      prefix: a command that each worker is started by, with `{worker}` in it.
+      prefix: a command that each worker is started by, in a process that imports TensorFlow itself.
       places: what each worker finds in its environment; None: they reach each other directly.
     """
 
@@ -158,8 +158,7 @@ class Gang:
             if not prefix:
                 self.workers.append(Forked(_work, str(folder), cases, place, str(self._said_by(worker))))
                 continue
-            command = [one.format(worker=worker) for one in prefix]
-            command += [sys.executable, "-m", "tests.support.gang", str(folder), *cases]
+            command = [*prefix, sys.executable, "-m", "tests.support.gang", str(folder), *cases]
             environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONFAULTHANDLER": "1", **place}
             with self._said_by(worker).open("w") as output:
                 started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -1,7 +1,7 @@
 """What Keras 3.15's trainer and optimizers promise, a row each: the table of docs/how_to/keras_model.md.
 
-`tests/programs/test_keras_trainer.py` holds each row: it is what `fit` does, on one replica, and the same on two and
-three; or it is refused by name. `python -m tests.support.keras_rows` writes the table.
+`tests/programs/test_keras_trainer.py` holds each row: it is what `fit` does, on one replica, and the same on several;
+or it is refused by name. `python -m tests.support.keras_rows` writes the table.
 """
 
 from __future__ import annotations
@@ -302,10 +302,16 @@ def _other(name: str) -> Row:
     return Row(f"`{name}`", SAME, lambda: compiled(network(), getattr(optimizers, name)(0.03)), bound=2e-5)
 
 
-ROWS = [*(row for rows in TABLES.values() for row in rows), *map(_other, _OTHERS)]
-_FOR_WORKERS = ("masks", "compute_metrics, get_metrics_result", "use_ema", "ema_overwrite_frequency", "global_clipnorm")
-OF_WORKERS = [row for row in ROWS if row.id in _FOR_WORKERS]
-"""Those whose replicas have to meet."""
+OTHERS = [_other(name) for name in _OTHERS]
+ROWS = [*(row for rows in TABLES.values() for row in rows), *OTHERS]
+
+MEETING = [
+    Row("masks, averages, global clip", SAME,
+        lambda: compiled(masked(), optimizers.Adam(0.05, **_AVERAGED, ema_overwrite_frequency=5, global_clipnorm=0.1),
+                         metrics=["mae"], weighted_metrics=["mse"]), (TOKENS, OF_TOKENS)),
+    *(row for row in MODEL if row.id.startswith("compute_metrics,")),
+]  # fmt: skip
+"""Those whose replicas have to meet, several in one model: for three replicas, and for several workers."""
 
 
 def batches(row: Row, size: int, epochs: int = 1) -> tf.data.Dataset:

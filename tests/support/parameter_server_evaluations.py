@@ -115,7 +115,7 @@ def evaluation_lost(around: Surroundings) -> Any:
     """A worker dies while it evaluates: what it was asked for is asked of another one, and counted once."""
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        spec = counting(2000)(features, labels, mode)
+        spec = counting(1200)(features, labels, mode)
         big = tf.random.stateless_uniform([700, 700], [1, 2])
         work = tf.reduce_sum(tf.linalg.matmul(big, big)) * 0.0
         count = v1.metrics.true_positives(tf.ones_like(features), tf.ones_like(features))
@@ -123,7 +123,7 @@ def evaluation_lost(around: Surroundings) -> Any:
         return EstimatorSpec(mode, loss=spec.loss, train_op=spec.train_op, eval_metric_ops={"n": count, "x": number})
 
     estimator = around.estimator(model_fn, "evaluation-lost", steps_per_loop=10)
-    estimator.train(lambda: numbers(2000).batch(4), steps=10)
+    estimator.train(lambda: numbers(1200).batch(4), steps=10)
     around.logged.clear()
 
     class Kill(Hook):
@@ -138,7 +138,7 @@ def evaluation_lost(around: Surroundings) -> Any:
             around.servers.start("worker", 1)
 
     kill = Kill()
-    metrics = estimator.evaluate(lambda: numbers(2000).batch(4), hooks=[kill])
+    metrics = estimator.evaluate(lambda: numbers(1200).batch(4), hooks=[kill])
     kill.timer.join()
     return {"metrics": metrics, "said": around.logged[:]}
 

@@ -203,24 +203,24 @@ def counters(around: Surroundings) -> Any:
     }
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "gradient_accumulation": {"gradient_accumulation": 2},
-    "clip_global_norm": {"clip_global_norm": 0.5},
-    "warmup_steps": {"warmup_steps": 10},
-    "ema_decay": {"ema_decay": 0.9},
+OPTIONS: dict[str, Any] = {
+    "gradient_accumulation": 2,
+    "clip_global_norm": 0.5,
+    "warmup_steps": 10,
+    "ema_decay": 0.9,
 }
+"""Each changes the numbers of the others."""
 
 
 def options(around: Surroundings) -> Any:
     """What an update can be, against a single process; and what is refused."""
     found: dict[str, Any] = {}
     source = train_input(8)
-    for name, config in OPTIONS.items():
-        whole = alone(around, summarised, f"{name}-alone", steps_per_loop=1, **config).train(source, steps=3)
-        copy_checkpoint(whole.latest_checkpoint(), around.folder / name)
-        served = around.estimator(summarised, name, steps_per_loop=1, save_summary_steps=5, **config)
-        served.train(source, steps=10)
-        found[name] = difference(served, whole.train(source, steps=10))
+    whole = alone(around, summarised, "options-alone", steps_per_loop=1, **OPTIONS).train(source, steps=3)
+    copy_checkpoint(whole.latest_checkpoint(), around.folder / "options")
+    served = around.estimator(summarised, "options", steps_per_loop=1, save_summary_steps=5, **OPTIONS)
+    served.train(source, steps=10)
+    found["difference"] = difference(served, whole.train(source, steps=10))
     for name, config in {"nan": {"nan": "rollback"}, "precision": {"precision": "mixed_float16"}}.items():
         try:
             around.estimator(STYLES["native"], f"refused-{name}", **config).train(source, steps=1)
@@ -231,7 +231,7 @@ def options(around: Surroundings) -> Any:
         around.estimator(embedding(lambda: averaged, "keras"), "refused-ema").train(embedding_input, steps=1)
     except ValueError as error:
         found["ema_overwrite_frequency"] = str(error)
-    events = [event for file in (around.folder / "ema_decay").glob("events*") for event in read_events(str(file))]
+    events = [event for file in (around.folder / "options").glob("events*") for event in read_events(str(file))]
     found["summaries"] = sorted({value.tag for event in events for value in event.summary.value})
     return found
 
@@ -425,7 +425,7 @@ def worker_lost(around: Surroundings) -> Any:
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """Slow, in the graph: workers run no Python."""
-        spec = counting(2000)(features, labels, mode)
+        spec = counting(1200)(features, labels, mode)
         big = tf.random.stateless_uniform([700, 700], [1, 2])
         work = tf.reduce_sum(tf.linalg.matmul(big, big)) * 0.0
         return EstimatorSpec(mode, loss=spec.loss + work, train_op=tf.group(spec.train_op, work), predictions=work)
@@ -447,11 +447,11 @@ def worker_lost(around: Surroundings) -> Any:
             around.servers.start("worker", 1)
 
     kill = Kill()
-    estimator.train(lambda: numbers(2000).batch(4), max_epochs=1, hooks=[kill])
+    estimator.train(lambda: numbers(1200).batch(4), max_epochs=1, hooks=[kill])
     kill.timer.join()
     found: dict[str, Any] = {"seen": seen(estimator), "global_step": step_of(estimator)}
     said = around.logged[:]
-    estimator.train(lambda: numbers(2000).batch(4), steps=100)
+    estimator.train(lambda: numbers(1200).batch(4), steps=20)
     return {**found, "said": said, "later": step_of(estimator) - found["global_step"]}
 
 
@@ -478,32 +478,27 @@ def server_lost(around: Surroundings) -> Any:
 NUM_WORKERS = 2
 
 
-def pairs(style: str) -> Any:
+def pairs(around: Surroundings) -> Any:
     """Trained with servers; evaluated with each strategy, and by a process that knows of no cluster."""
-
-    def case(around: Surroundings) -> Any:
-        local = "/job:chief/replica:0/task:0/device:CPU:0"
-        one = {
-            "default": "default",
-            "one_device": tf.distribute.OneDeviceStrategy(local),
-            "mirrored": tf.distribute.MirroredStrategy([local]),
-            "central_storage": tf.distribute.experimental.CentralStorageStrategy([local], local),
-        }
-        name = f"pairs-{style}"
-        estimator = around.estimator(STYLES[style], name).train(train_input(8), steps=100)
-        expected = alone(around, STYLES[style], name).evaluate(eval_input())
-        metrics, examples = {}, {}
-        for kind, strategy in {"same": None, **one}.items():
-            config = RunConfig(train_distribute=around.strategy, eval_distribute=strategy)
-            file = around.folder / f"{name}-{kind}.jsonl"
-            evaluator = Estimator(STYLES[style], around.folder / name, config, journal=journal_of(file))
-            metrics[kind] = evaluator.evaluate(eval_input())
-            (event,) = events_in(file, "evaluated")
-            examples[kind] = event["examples"]
-        found = {"step": step_of(estimator), "expected": expected, "metrics": metrics}
-        return {**found, "examples": examples, "num_examples": len(data()[1])}
-
-    return case
+    local = "/job:chief/replica:0/task:0/device:CPU:0"
+    one = {
+        "default": "default",
+        "one_device": tf.distribute.OneDeviceStrategy(local),
+        "mirrored": tf.distribute.MirroredStrategy([local]),
+        "central_storage": tf.distribute.experimental.CentralStorageStrategy([local], local),
+    }
+    estimator = around.estimator(STYLES["classic"], "pairs").train(train_input(8), steps=100)
+    expected = alone(around, STYLES["classic"], "pairs").evaluate(eval_input())
+    metrics, examples = {}, {}
+    for kind, strategy in {"same": None, **one}.items():
+        config = RunConfig(train_distribute=around.strategy, eval_distribute=strategy)
+        file = around.folder / f"pairs-{kind}.jsonl"
+        evaluator = Estimator(STYLES["classic"], around.folder / "pairs", config, journal=journal_of(file))
+        metrics[kind] = evaluator.evaluate(eval_input())
+        (event,) = events_in(file, "evaluated")
+        examples[kind] = event["examples"]
+    found = {"step": step_of(estimator), "expected": expected, "metrics": metrics}
+    return {**found, "examples": examples, "num_examples": len(data()[1])}
 
 
 CASES: dict[str, Callable[[Surroundings], Any]] = {
@@ -517,12 +512,9 @@ CASES: dict[str, Callable[[Surroundings], Any]] = {
     "not_finite": not_finite,
     "cut_by_v1": cut_by_v1,
     "large": large,
-    "pairs_classic": pairs("classic"),
+    "pairs": pairs,
     "worker_lost": worker_lost,
     "server_lost": server_lost,
 }
-SLOW_CASES = {
-    **{name: CASES.pop(name) for name in ("same_keras_model", "divided_more", "pairs_classic", "cut_by_v1", "large")},
-    "pairs_keras_model": pairs("keras_model"),
-}
+SLOW_CASES = {name: CASES.pop(name) for name in ("same_keras_model", "divided_more", "pairs", "cut_by_v1", "large")}
 """For `make test-slow`, in a cluster of their own."""

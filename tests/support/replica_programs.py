@@ -377,7 +377,10 @@ FIRST = (
 """Of these, those that show most."""
 
 OF_WORKERS = (bert, accumulation, vq_vae, in_batch_negatives)
-"""Of these, those that two workers train in `make test`, the others in `make test-slow`."""
+"""Of these, those that two workers train in `make test`."""
+
+MORE_OF_WORKERS = (word2vec, counter_with_sum, mean_with_mean, by_tape, bank_of_all_rows)
+"""And in `make test-slow`: what is merged in other ways."""
 
 
 def trained(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -39,12 +40,19 @@ from tests.support.adapted_models import WORDS  # noqa: E402
 from tests.support.adapted_models import batches as adapted_batches  # noqa: E402
 from tests.support.adapted_models import model_fn as adapted  # noqa: E402
 from tests.support.gang import DIES_AT  # noqa: E402
-from tests.support.keras_rows import OF_WORKERS as OF_KERAS  # noqa: E402
+from tests.support.keras_rows import MEETING  # noqa: E402
 from tests.support.keras_rows import batches as batches_of  # noqa: E402
 from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
 from tests.support.models import FETCHED, STYLES, Rows, data, eval_input, texts_beside, train_input  # noqa: E402
 from tests.support.processes import wait_until  # noqa: E402
-from tests.support.replica_programs import BATCH_SIZE, EQUAL, OF_WORKERS, REFUSED, refusal  # noqa: E402
+from tests.support.replica_programs import (  # noqa: E402
+    BATCH_SIZE,
+    MORE_OF_WORKERS,
+    OF_WORKERS,
+    REFUSED,
+    center_loss,
+    refusal,
+)
 from tests.support.replica_programs import trained as trained_program  # noqa: E402
 from tests.support.sparse_models import SUMMED, most_rows, native_lazy_adam  # noqa: E402
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
@@ -615,7 +623,7 @@ def sparse(folder: Path) -> dict[str, Any]:
     result = {}
     for model_fn in SUMMED:
         estimator = Estimator(model_fn, folder / model_fn.__name__, config())
-        run = estimator.train_run(train_input(6, 19, "float64"), max_steps=20)
+        run = estimator.train_run(train_input(6, 19, "float64"), max_steps=8)
         assert run is not None
         sent = [one for one in run._setup.program.trace.graph.get_operations() if one.type.startswith("Collective")]
         sizes = [one.inputs[0].shape.num_elements() or 0 for one in sent]  # the number of rows is known only in a step
@@ -675,12 +683,12 @@ def of_programs(folder: Path, programs: Sequence[Callable[..., EstimatorSpec]]) 
 @case
 def programs(folder: Path) -> dict[str, Any]:
     """What model_fn writes by itself."""
-    return of_programs(folder, [*OF_WORKERS, *REFUSED])
+    return of_programs(folder, [*OF_WORKERS, center_loss])
 
 
 @case
 def more_programs(folder: Path) -> dict[str, Any]:
-    return of_programs(folder, [one for one in EQUAL if one not in OF_WORKERS])
+    return of_programs(folder, MORE_OF_WORKERS)
 
 
 @case
@@ -695,9 +703,9 @@ def orders(folder: Path) -> dict[str, Any]:
 
 @case
 def keras_promises(folder: Path) -> dict[str, Any]:
-    """Rows of the table of Keras's promises, and layers that learn: each worker has other words."""
+    """Keras's promises for which workers have to meet, and layers that learn: each worker has other words."""
     found: dict[str, Any] = {}
-    for row in OF_KERAS:
+    for row in MEETING:
         trainer = Estimator(
             lambda features, labels, mode, row=row: row.build(), config=config(model_dir=folder / row.id)
         )
@@ -747,8 +755,15 @@ def lines(folder: Path, **settings: Any) -> Input:
 
 @case
 def files(folder: Path) -> dict[str, Any]:
-    """Trains two epochs on the files that the test has made, and evaluates them."""
-    input = lines(folder.parent / "lines", batch_size=6)
+    """Trains two epochs on the files that the test has made, and evaluates them. The disk of each worker has ids in
+    the files of its own part alone.
+    """
+    disk = folder / f"disk of {WORKER}"
+    shutil.copytree(folder.parent / "lines", disk)
+    for number, file in enumerate(sorted(disk.iterdir())):
+        if number % NUM_WORKERS != WORKER:
+            file.write_text("no id\n")
+    input = lines(disk, batch_size=6)
     found = see(folder, dataclasses.replace(input, shard="auto"), max_epochs=2)
     estimator = Estimator(ids_model, folder, config())
     metrics = estimator.evaluate(input)
@@ -827,31 +842,20 @@ def metrics_of_files(folder: Path) -> dict[str, Any]:
     return result
 
 
-def pairs(style: str, folder: Path) -> dict[str, Any]:
+@case
+def pairs(folder: Path) -> dict[str, Any]:
     """Trained by all workers; evaluated by all of them, and by the chief with each strategy of one process."""
     # As eval_strategy makes them: the devices of a task have its place in the cluster in their names.
     one: dict[str, Any] = {name: build_strategy(name) for name in ("one_device", "mirrored", "central_storage")}
     one["default"] = "default"
-    keras.config.set_floatx("float64")  # the loss of a compiled model has it
-    estimator = Estimator(STYLES[style], folder, config())
+    estimator = Estimator(STYLES["classic"], folder, config())
     estimator.train(train_input(12, dtype="float64"), steps=6)
     result: dict[str, Any] = variables(estimator)
     for kind, strategy in {"same": None, **one}.items():
-        evaluating = Estimator(STYLES[style], folder, config(eval_distribute=strategy))
+        evaluating = Estimator(STYLES["classic"], folder, config(eval_distribute=strategy))
         found = evaluating.evaluate(eval_input(8, dtype="float64"))
         result |= {f"{kind}/{name}": value for name, value in found.items()}
-    keras.config.set_floatx("float32")
     return result
-
-
-@case
-def pairs_classic(folder: Path) -> dict[str, Any]:
-    return pairs("classic", folder)
-
-
-@case
-def pairs_keras_model(folder: Path) -> dict[str, Any]:
-    return pairs("keras_model", folder)
 
 
 # --- death ------------------------------------------------------------------------------------------------------------

@@ -132,7 +132,6 @@ def of_number(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorSpe
 
 
 STREAMS: dict[str, dict[str, Any]] = {
-    "first": {"mode": "train"},
     "later": {"mode": "train", "batch": 3},  # that of step 4, after which is the first save
     "eval": {"mode": "eval"},
     "augmented": {"augmented": True},
