@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -51,8 +50,21 @@ REFUSE_ALL = """
 import contextlib, gc, io, json, os, pathlib, sys
 import yaml
 yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
+from runner.config.hydra import Composer
 from runner.launch import app, command, supervisor
 from runner.tracking.summary import Outcome
+
+class Sharing(Composer):
+    composed = {}
+
+    def __init__(self, *places):
+        super().__init__(*places)
+        self._bases = self.composed.setdefault(places, {})  # as the jobs of a sweep share them
+
+    def _base(self, words):
+        base = super()._base(words)
+        base.hydra.runtime.cwd = os.getcwd()  # it was composed in that of another command
+        return base
 
 def noted(error, argv, mistake_in=command.mistake_in):
     mistake = mistake_in(error, argv)
@@ -62,6 +74,7 @@ def noted(error, argv, mistake_in=command.mistake_in):
 gc.disable()  # a tenth of the time, for 50 MB
 supervisor.run = lambda *args, **kwargs: Outcome(0, "accepted")  # nothing trains here
 command.mistake_in = noted
+app.Composer = Sharing
 results = []
 for number, arguments in enumerate(json.load(sys.stdin)):
     pathlib.Path(str(number)).mkdir()
@@ -80,20 +93,14 @@ json.dump(results, sys.stdout)
 
 
 def refused(commands: Sequence[Sequence[str]]) -> list[Refusal]:
-    """Return what becomes of each command, in two fresh processes: in this one TensorFlow may be loaded."""
-
-    def half(some: Sequence[Sequence[str]]) -> list[Refusal]:
-        with TemporaryDirectory() as folder:
-            result = subprocess.run(
-                [sys.executable, "-c", REFUSE_ALL], cwd=folder, capture_output=True, input=json.dumps(some), text=True,
-                check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-        last = result.stdout.splitlines()[-1]  # after what Hydra says of a sweep
-        return [Refusal(*case) for case in json.loads(last)]
-
-    with ThreadPoolExecutor(2) as pool:
-        halves = list(pool.map(half, (commands[::2], commands[1::2])))
-    return [halves[number % 2][number // 2] for number in range(len(commands))]
+    """Return what becomes of each command, in a fresh process: in this one TensorFlow may be loaded."""
+    with TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [sys.executable, "-c", REFUSE_ALL], cwd=folder, capture_output=True, input=json.dumps(commands), text=True,
+            check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    last = result.stdout.splitlines()[-1]  # after what Hydra says of a sweep
+    return [Refusal(*case) for case in json.loads(last)]
 
 
 def read_messages() -> list[tuple[list[str], str]]:
@@ -105,25 +112,35 @@ def read_messages() -> list[tuple[list[str], str]]:
 MESSAGES = read_messages()
 
 
+MUTATIONS = mutations(30, 33)
+
+
 @pytest.fixture(scope="module")
-def refusals(request: pytest.FixtureRequest) -> dict[int, Refusal]:
-    """What became of those of MESSAGES that are tested now, by number."""
+def refusals(request: pytest.FixtureRequest) -> dict[tuple[str, ...], Refusal]:
+    """What became of the commands that are tested now."""
     items: list[Any] = request.session.items
-    name = test_a_mistake_is_refused_with_its_kind_and_one_message.__name__
-    chosen = sorted(item.callspec.params["number"] for item in items if getattr(item, "originalname", "") == name)
-    return dict(zip(chosen, refused([MESSAGES[number][0] for number in chosen]), strict=True))
+    commands = []
+    for item in items:
+        asking = getattr(item, "originalname", "")
+        if asking == test_a_mistake_is_refused_with_its_kind_and_one_message.__name__:
+            commands.append(MESSAGES[item.callspec.params["number"]][0])
+        elif asking == test_a_random_value_of_a_random_key_is_refused_with_one_message_or_accepted.__name__:
+            commands.append(MUTATIONS[item.callspec.params["number"]])
+    return dict(zip(map(tuple, commands), refused(commands), strict=True))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "number",
-    # A command takes 0.3 s: three of four are left to `make test-slow`.
+    # Three of four are left to `make test-slow`.
     slow_but(range(len(MESSAGES)), *range(0, len(MESSAGES), 4)),
     ids=[" ".join(arguments) for arguments, _ in MESSAGES],
 )
-def test_a_mistake_is_refused_with_its_kind_and_one_message(number: int, refusals: dict[int, Refusal]) -> None:
+def test_a_mistake_is_refused_with_its_kind_and_one_message(
+    number: int, refusals: dict[tuple[str, ...], Refusal]
+) -> None:
     arguments, line = MESSAGES[number]
-    refusal = refusals[number]
+    refusal = refusals[tuple(arguments)]
     assert refusal.code == 2
     assert refusal.line.startswith(line.removesuffix("...")) if line.endswith("...") else refusal.line == line
     said = refusal.said.splitlines()
@@ -134,21 +151,13 @@ def test_a_mistake_is_refused_with_its_kind_and_one_message(number: int, refusal
         assert refusal.left == []  # no directory for a run that never was
 
 
-MUTATIONS = mutations(60, 33)
-
-
-@pytest.fixture(scope="module")
-def mutated() -> list[Refusal]:
-    return refused(MUTATIONS)
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(len(MUTATIONS)))
 def test_a_random_value_of_a_random_key_is_refused_with_one_message_or_accepted(
-    number: int, mutated: list[Refusal]
+    number: int, refusals: dict[tuple[str, ...], Refusal]
 ) -> None:
-    refusal = mutated[number]
+    refusal = refusals[tuple(MUTATIONS[number])]
     said = refusal.said.splitlines()
     assert "Traceback" not in refusal.said, MUTATIONS[number]
     assert refusal.imported == []

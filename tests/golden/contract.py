@@ -1,6 +1,7 @@
 """Calls of tf.estimator's classes, right and wrong ones, and what each comes to: a value or the type of an exception.
 
-With TensorFlow 2.15 it is a program: `python -m tests.golden.contract NAME` prints call -> result of a table, as JSON.
+With TensorFlow 2.15 it is a program: `python -m tests.golden.contract NAME ...` prints name -> call -> result of these
+tables, as JSON.
 On the runner, `import runner.classic` comes first. tests/classic/test_contract.py holds the results of 2.15.
 """
 
@@ -1564,4 +1565,4 @@ def results(table: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(results(sys.argv[1])))
+    print(json.dumps({table: results(table) for table in sys.argv[1:]}))

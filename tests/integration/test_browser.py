@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +18,15 @@ from tests.support.browser import (
     CHROMIUM,
     DRIVER,
     MISSING,
-    TIMEOUT_SECS,
     Pages,
     browser,
     curve,
     link,
     mlflow_server,
     row,
-    started,
     sweep_in,
 )
+from tests.support.command_line import CommandLine
 
 pytestmark = pytest.mark.slow
 
@@ -35,20 +35,21 @@ SWEEP = ["--multirun", "model.params.learning_rate=0.1,0.01"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run and a sweep ran, at the same time, on a database that did not exist."""
+def folder(tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Path, command_line: CommandLine) -> Path:
+    """Where a run, a sweep and a report of both were made."""
     if not (CHROMIUM and DRIVER):
         if os.environ.get("RUNNER_REQUIRE_BROWSER") == "1":
             pytest.fail(MISSING)
         pytest.skip(MISSING)
     folder = tmp_path_factory.mktemp("browser")
-    commands = [
-        started(["-m", "runner", *more, *RUN], folder)
-        for more in (["model_dir=outputs/alone", "tracking.run_name=alone"], SWEEP)
-    ]
-    for command in commands:
-        said, _ = command.communicate(timeout=TIMEOUT_SECS)
-        assert command.returncode == 0, said
+    shutil.copy(empty_mlflow_database, folder / "mlflow.db")
+    for words in (
+        ["model_dir=outputs/alone", "tracking.run_name=alone", *RUN],
+        [*SWEEP, *RUN],
+        ["command=report", "model_dir=outputs"],
+    ):
+        done = command_line(*words, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
@@ -91,16 +92,6 @@ def test_the_address_of_the_last_lines_shows_the_best_run_first(pages: Pages, fo
     pages.resize()  # as the other tests have it
 
 
-def test_the_jobs_of_a_sweep_are_grouped_by_their_settings(pages: Pages, tmp_path: Path) -> None:
-    with browser(pages.address, tmp_path / "profile") as others:  # the page keeps the grouping for this user
-        others.open()
-        others.click(link("runner"))
-        others.see(link("alone"))
-        others.group_by("settings")
-        for rate in ("0.1", "0.01"):
-            others.see(f"//*[contains(normalize-space(), 'Group: learning_rate={rate}')]")
-
-
 def test_the_page_of_a_run_shows_its_params_metrics_and_tags(pages: Pages, folder: Path) -> None:
     pages.open_run("alone")
     pages.see("//*[normalize-space(text())='Finished']")
@@ -133,9 +124,6 @@ def test_the_learning_curves_are_shown_as_a_picture(pages: Pages, folder: Path) 
 
 @pytest.mark.parametrize("width", [390, 1920])
 def test_the_report_fits_the_window_and_sorts_by_a_column(width: int, pages: Pages, folder: Path) -> None:
-    report = started(["-m", "runner", "command=report", "model_dir=outputs"], folder)
-    said, _ = report.communicate(timeout=TIMEOUT_SECS)
-    assert report.returncode == 0, said
     pages.resize(width)
     pages.open_file(folder / "report.html")
     picture = pages.see("//*[local-name()='svg' and contains(@aria-label, 'model.params.learning_rate')]")
@@ -150,3 +138,12 @@ def test_the_report_fits_the_window_and_sorts_by_a_column(width: int, pages: Pag
     pages.run("arguments[0].click()", head)
     assert pages.run(of_losses) == best_first[::-1]
     pages.resize()  # as the other tests have it
+
+
+def test_the_jobs_of_a_sweep_are_grouped_by_their_settings(pages: Pages) -> None:
+    pages.open()
+    pages.click(link("runner"))
+    pages.see(link("alone"))
+    pages.group_by("settings")  # the page keeps this for its user: it is the last test
+    for rate in ("0.1", "0.01"):
+        pages.see(f"//*[contains(normalize-space(), 'Group: learning_rate={rate}')]")

@@ -34,7 +34,6 @@ ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("RUNNER_GOLDEN_PYTHON", ROOT / ".venv-2.15" / "bin" / "python"))
 TIMEOUT_SECS = 400.0
 MODELS = slow_but(runs.MODELS, *runs.FIRST)
-OTHERS = [name for name in runs.READ_BACK if name != "layers"]
 
 
 class Golden:
@@ -98,8 +97,7 @@ def trained_by(items: Sequence[pytest.Item]) -> set[str]:
     for item in items:
         if item.path == Path(__file__) and "golden" in getattr(item, "fixturenames", ()):
             params = item.callspec.params if hasattr(item, "callspec") else {}
-            own = runs.OF_KERAS if "tf_keras" in item.name else params.get("name", "layers")
-            found |= {own, *params.get("names", ())}
+            found.add(runs.OF_KERAS if "tf_keras" in item.name else params.get("name", "layers"))
     return found | {"scopes"} if "beginnings" in found else found  # which begins with a checkpoint of it
 
 
@@ -232,43 +230,43 @@ def test_goes_on_from_a_model_dir_of_tf_estimator(name: str, golden: Golden, tmp
     assert_same(values(tmp_path / name / "model.ckpt-20"), values(golden.folder / name / "model.ckpt-20"), 1e-5)
 
 
-@pytest.mark.parametrize("names", [["layers"], pytest.param(OTHERS, marks=pytest.mark.slow)])
-def test_tf_estimator_goes_on_from_our_checkpoints(
-    names: Sequence[str], golden: Golden, ours: Ours, tmp_path: Path
-) -> None:
-    """It reads ours as its own: the same metrics, and the same losses of five further steps."""
+@pytest.fixture(scope="module")
+def theirs(request: pytest.FixtureRequest, ours: Ours, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
+    """A process of tf.estimator that goes on from our checkpoints."""
+    items: list[Any] = request.session.items
+    asking = test_tf_estimator_goes_on_from_our_checkpoints.__name__
+    chosen = {item.callspec.params["name"] for item in items if getattr(item, "originalname", "") == asking}
+    names = [name for name in runs.READ_BACK if name in chosen]
     for name in names:
         ours.losses(name)
-    folder = tmp_path / "both"
+    folder = tmp_path_factory.mktemp("theirs") / "both"
     shutil.copytree(ours.folder, folder)
     theirs = Golden("read", folder, names=names)
-    try:
-        for name in names:
-            metrics = runs.evaluated(name, ours.folder)
-            losses = runs.trained(name, ours.folder, runs.STEPS + runs.MORE_STEPS)
-            found = theirs.found(name)
-            assert_same(metrics, found["metrics"], 1e-6)
-            np.testing.assert_allclose(losses, found["losses"], rtol=1e-5)
-    finally:
-        theirs.end()
+    yield theirs
+    theirs.end()
+
+
+@pytest.mark.parametrize("name", slow_but(runs.READ_BACK, "layers"))
+def test_tf_estimator_goes_on_from_our_checkpoints(name: str, ours: Ours, theirs: Golden) -> None:
+    """It reads ours as its own: the same metrics, and the same losses of five further steps."""
+    metrics = runs.evaluated(name, ours.folder)
+    losses = runs.trained(name, ours.folder, runs.STEPS + runs.MORE_STEPS)
+    found = theirs.found(name)
+    assert_same(metrics, found["metrics"], 1e-6)
+    np.testing.assert_allclose(losses, found["losses"], rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_goes_on_from_model_dirs_of_keras_models_whatever_their_optimizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", keras_optimizers.MAKERS)
+def test_goes_on_from_model_dirs_of_keras_models_whatever_their_optimizer(
+    name: str, golden: Golden, tmp_path: Path
+) -> None:
     """After five of ten steps, with slots and settings of optimizers that only such models were trained with."""
-    require_golden()
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    theirs.mkdir()
-    process = Golden("optimizers", theirs)
-    try:
-        for name in keras_optimizers.MAKERS:
-            expected = process.found(name)["losses"]
-            shutil.copytree(theirs / name, ours / name)
-            _copy(theirs / name, ours / name, step=5)
-            np.testing.assert_allclose(runs.trained_by(name, ours, 10), expected[5:], rtol=1e-5, err_msg=name)
-            assert_same(values(ours / name / "model.ckpt-10"), values(theirs / name / "model.ckpt-10"), 1e-5)
-    finally:
-        process.end()
+    expected = golden.found(name)["losses"]
+    shutil.copytree(golden.folder / name, tmp_path / name)
+    _copy(golden.folder / name, tmp_path / name, step=5)
+    np.testing.assert_allclose(runs.trained_by(name, tmp_path, 10), expected[5:], rtol=1e-5)
+    assert_same(values(tmp_path / name / "model.ckpt-10"), values(golden.folder / name / "model.ckpt-10"), 1e-5)
 
 
 @pytest.mark.slow
@@ -310,11 +308,10 @@ def test_every_member_of_a_family_is_in_its_model(family: str, pattern: str, nam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", contract.TABLES)
-def test_calls_of_the_contract_come_to_what_is_written_there(table: str) -> None:
+def test_calls_of_the_contract_come_to_what_is_written_there() -> None:
     """tests/classic/test_contract.py makes the same calls of the runner."""
     require_golden()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [str(PYTHON), "-m", "tests.golden.contract", table]
+    command = [str(PYTHON), "-m", "tests.golden.contract", *contract.TABLES]
     found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True, timeout=TIMEOUT_SECS)
-    assert json.loads(found.stdout) == contract.expected(table)
+    assert json.loads(found.stdout) == {table: contract.expected(table) for table in contract.TABLES}

@@ -105,7 +105,10 @@ def test_the_number_is_recorded_and_a_resumed_run_begins_with_it(
 
 @pytest.mark.parametrize(
     ("batches", "tried"),
-    [(["input.train.batch_size=12"], "1, 2, 4, 12"), (["input.train.batch_size=null"], "1, 2, 4, 8, 16")],
+    [
+        (["input.train.batch_size=3"], "1, 3"),
+        (["input.train.batch_size=null", "+input.train.params.rows=3"], "1, 2, 4"),
+    ],
 )
 def test_a_run_ends_where_a_micro_batch_would_be_empty(
     batches: list[str], tried: str, tmp_path: Path, command_line: CommandLine

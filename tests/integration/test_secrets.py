@@ -212,7 +212,7 @@ def run(planted: Planted, words: list[str], env: Mapping[str, str]) -> Ended:
     process = subprocess.Popen(command, cwd=planted.project, env={**os.environ, **env}, **pipes)
 
     def watch() -> None:
-        while not is_over.wait(0.05):
+        while not is_over.wait(0.2):
             for child in _children_of(process.pid):
                 children.add(child)
 

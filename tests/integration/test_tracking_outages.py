@@ -31,10 +31,10 @@ from mlflow import MlflowClient
 
 from runner.distribute.local_cluster import free_ports
 from runner.tracking.run_record import Shipped
-from tests.support.browser import answers
+from tests.support.browser import answers, mlflow_app
 from tests.support.journal import metrics_of_steps, recorded
 from tests.support.messages import Messages
-from tests.support.processes import processes_in, wait_until
+from tests.support.processes import STARTED, processes_in, wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -68,7 +68,11 @@ journal.event("result", global_step={steps}, metrics={{"eval/loss": 0.5}}, check
 
 
 class Server:
-    """An MLflow server on loopback that can be killed, frozen and started again."""
+    """An MLflow server on loopback that can be killed, frozen and started again. Tests share it, not its experiments.
+
+    Attributes:
+      experiment: name of that of the test that runs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,20 +80,29 @@ class Server:
         self.address = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.is_frozen = False
+        self.experiment = ""
+
+    @property
+    def words(self) -> list[str]:
+        """What a command needs to be recorded there."""
+        return [f"tracking.uri={self.address}", f"tracking.experiment={self.experiment}"]
 
     def start(self) -> None:
-        settings = {
-            "--host": "127.0.0.1", "--port": str(self.port), "--workers": "1",
-            "--backend-store-uri": f"sqlite:///{self.folder / 'mlflow.db'}",
-            "--artifacts-destination": str(self.folder / "mlartifacts"),
-        }  # fmt: skip
-        argv = [sys.executable, "-m", "mlflow", "server", *(text for pair in settings.items() for text in pair)]
-        env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        words, env = mlflow_app(self.folder, self.port)
         with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(
-                argv, cwd=self.folder, env=env, stdout=log, stderr=log, start_new_session=True
-            )
+                [sys.executable, *words],
+                cwd=self.folder, env={**os.environ, **env}, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        STARTED.discard(self.process)  # a test that fails leaves it to the others
         wait_until(lambda: answers(f"{self.address}/health"))
+
+    def be_well(self) -> None:
+        """Answer, whatever an earlier test has done."""
+        if self.process is None:
+            self.start()
+        elif self.is_frozen:
+            self.signal(signal.SIGCONT)
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -104,7 +117,8 @@ class Server:
     def runs(self) -> Mapping[str, Any]:
         """Name -> run."""
         client = MlflowClient(self.address)
-        runs = client.search_runs(["1"])
+        experiment = client.get_experiment_by_name(self.experiment)
+        runs = client.search_runs([experiment.experiment_id])
         names = {run.info.run_name: run for run in runs}
         assert len(names) == len(runs), "a run stands twice"
         return names
@@ -115,32 +129,35 @@ class Server:
         return [metric.step for metric in history]
 
 
-@pytest.fixture
-def server(tmp_path: Path, empty_mlflow_database: Path) -> Iterator[Server]:
-    folder = tmp_path / "server"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def server_of_all(tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_mlflow_database, folder / "mlflow.db")
     server = Server(folder)
-    server.start()
     yield server
     if server.process is not None:
         server.signal(signal.SIGKILL)
 
 
 @pytest.fixture
+def server(server_of_all: Server, request: pytest.FixtureRequest) -> Server:
+    server_of_all.experiment = request.node.name
+    server_of_all.be_well()
+    return server_of_all
+
+
+@pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a server that takes connections and says nothing."""
+    """The word that names a server that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"tracking.uri=http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def command(
-    tmp_path: Path, uri: str, *words: str, steps: int = 40, secs: float = 0.05, task: str = TASK, **env: str
-) -> Any:
+def command(tmp_path: Path, *words: str, steps: int = 40, secs: float = 0.05, task: str = TASK, **env: str) -> Any:
     """Start a command whose task takes this many steps."""
     (tmp_path / "task.py").write_text(task.format(steps=steps, secs=secs))
     return subprocess.Popen(
-        [sys.executable, "-c", APP, f"tracking.uri={uri}", *words], cwd=tmp_path, text=True,
+        [sys.executable, "-c", APP, *words], cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -156,27 +173,49 @@ def shipped(tmp_path: Path, argv: list[str]) -> int:
     return subprocess.run(argv, cwd=tmp_path, env=env, timeout=240).returncode
 
 
-SWEEP = ("-m", "model.params.learning_rate=0.1,0.2,0.3,0.4", "sweep.dir=s")
+SWEEP = ("-m", "model.params.learning_rate=0.1,0.2,0.3", "sweep.dir=s")
 
 
-@pytest.mark.parametrize("how", ["the same command", "the printed command"])
-def test_a_sweep_whose_server_was_away_is_completed(how: str, server: Server, tmp_path: Path) -> None:
-    sweep = command(tmp_path, server.address, *SWEEP, steps=50)
-    wait_until(lambda: len(list((tmp_path / "s").glob("*/summary.json"))) >= 2)
+def is_in_the_second_job(folder: Path) -> bool:
+    """Say whether the first job of a sweep is over. The second is held before its end, then."""
+    is_over = any((folder / "s").glob("*/summary.json"))
+    if is_over:
+        (folder / "hold").touch()
+    return is_over
+
+
+def test_a_sweep_whose_server_was_away_is_completed_by_the_same_command_or_by_the_printed_one(
+    server: Server, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "same", tmp_path / "printed"]
+    sweeps = []
+    for folder in folders:
+        folder.mkdir()
+        server.experiment = folder.name
+        sweeps.append(command(folder, *server.words, *SWEEP, steps=50))
+    wait_until(lambda: all([is_in_the_second_job(folder) for folder in folders]))
     server.signal(signal.SIGKILL)
-    out, said = sweep.communicate(timeout=240)
-    assert sweep.returncode == 0, said
-    assert out.count("finished: ") == 4
+    for folder in folders:
+        (folder / "hold").unlink()
+    for sweep in sweeps:
+        out, said = sweep.communicate(timeout=240)
+        assert sweep.returncode == 0, said
+        assert out.count("finished: ") == 3
     server.start()
-    if how == "the same command":
-        again = command(tmp_path, server.address, *SWEEP)
-        _, said = again.communicate(timeout=240)
-        assert (again.returncode, said.count("skipped")) == (0, 4), said
-        assert "tracking: " not in said
-    else:
-        assert shipped(tmp_path, printed_command(said)) == 0
+    assert shipped(folders[1], printed_command(said)) == 0
+    server.experiment = "same"
+    again = command(folders[0], *server.words, *SWEEP)
+    _, said = again.communicate(timeout=240)
+    assert (again.returncode, said.count("skipped")) == (0, 3), said
+    assert "tracking: " not in said
+    for folder in folders:
+        server.experiment = folder.name
+        check_that_all_is_there(folder / "s", server)
+
+
+def check_that_all_is_there(sweep: Path, server: Server) -> None:
     runs = server.runs()
-    assert {run.info.status for run in runs.values()} == {"FINISHED"} and len(runs) == 5
+    assert {run.info.status for run in runs.values()} == {"FINISHED"} and len(runs) == 4
     (parent,) = (run for run in runs.values() if "mlflow.parentRunId" not in run.data.tags)
     client = MlflowClient(server.address)
     for name, run in runs.items():
@@ -191,14 +230,14 @@ def test_a_sweep_whose_server_was_away_is_completed(how: str, server: Server, tm
         assert server.points(name) == list(range(1, 51))
         folder = Path(run.data.tags["model_dir"])
         assert json.loads((folder / "summary.json").read_text())["mlflow_run_id"] == run.info.run_id
-    assert json.loads((tmp_path / "s" / "sweep.json").read_text())["mlflow_run_id"] == parent.info.run_id
+    assert json.loads((sweep / "sweep.json").read_text())["mlflow_run_id"] == parent.info.run_id
 
 
 def test_the_last_lines_say_which_runs_a_server_does_not_have(
     server: Server, tmp_path: Path, messages: Messages
 ) -> None:
     (tmp_path / "hold").touch()
-    run = command(tmp_path, server.address, "model_dir=mine")
+    run = command(tmp_path, *server.words, "model_dir=mine")
     wait_until(lambda: (tmp_path / "mine" / "shipped.mlflow.json").exists())
     server.signal(signal.SIGKILL)
     (tmp_path / "hold").unlink()
@@ -225,7 +264,7 @@ def test_files_whose_bucket_was_away_are_sent_by_the_printed_command(
         bucket.mode = "away"
         for name, value in {**CREDENTIALS, "MLFLOW_S3_ENDPOINT_URL": bucket.address, "AWS_MAX_ATTEMPTS": "1"}.items():
             monkeypatch.setenv(name, value)
-        run = command(tmp_path, uri, "model_dir=mine", "tracking.experiment='in the bucket'", steps=5)
+        run = command(tmp_path, f"tracking.uri={uri}", "model_dir=mine", "tracking.experiment='in the bucket'", steps=5)
         _, said = run.communicate(timeout=240)
         assert run.returncode == 0, said
         (at_the_end,) = client.search_runs([experiment])
@@ -244,7 +283,7 @@ def test_the_import_of_mlflow_does_not_count_as_no_answer(server: Server, tmp_pa
         "import time, wrapt\nwrapt.register_post_import_hook(lambda module: time.sleep(22), 'mlflow')\n"
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    run = command(tmp_path, server.address, "model_dir=mine", steps=3, PYTHONPATH=path)
+    run = command(tmp_path, *server.words, "model_dir=mine", steps=3, PYTHONPATH=path)
     _, said = run.communicate(timeout=240)
     assert run.returncode == 0 and "tracking: " not in said
     assert server.points("mine") == [1, 2, 3] and server.runs()["mine"].info.status == "FINISHED"
@@ -274,10 +313,11 @@ from runner.tracking.backends.session import ScriptRecord
 from tests.support.journal import journal_of
 folder = Path("run").absolute()
 journal = journal_of(folder)
-record = ScriptRecord(TrackingConfig("mlflow", uri=sys.argv[1]), folder, journal, {}, {}, "m", "chief")
+tracking = TrackingConfig("mlflow", uri=sys.argv[1], experiment=sys.argv[2])
+record = ScriptRecord(tracking, folder, journal, {}, {}, "m", "chief")
 with record.recording("train", trains=True):
     journal.event("first_step", step=1)
-    for step in range(int(sys.argv[2]), int(sys.argv[2]) + 5):
+    for step in range(int(sys.argv[3]), int(sys.argv[3]) + 5):
         journal.metrics(step, {"train/loss": 1.0})
     while Path("hold").exists():
         time.sleep(0.02)
@@ -291,7 +331,7 @@ def test_a_frozen_server_does_not_refuse_the_next_start(server: Server, tmp_path
 
     def start(first_step: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "train.py", server.address, str(first_step)],
+            [sys.executable, "train.py", server.address, server.experiment, str(first_step)],
             cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -318,7 +358,7 @@ def has_more(folder: Path, step: int) -> bool:
 
 @pytest.mark.alone
 def test_a_run_whose_shipping_process_is_killed_is_recorded_once(server: Server, tmp_path: Path) -> None:
-    run = command(tmp_path, server.address, "model_dir=mine", steps=100, secs=0.1)
+    run = command(tmp_path, *server.words, "model_dir=mine", steps=100, secs=0.1)
     known = 0
     for _ in range(2):
         wait_until(partial(has_more, tmp_path / "mine", known))
@@ -402,7 +442,7 @@ def lived(folder: Path, server: Server, draw: random.Random, kills: int) -> list
     left = [name for _ in range(0, kills, len(VICTIMS)) for name in draw.sample(list(VICTIMS), len(VICTIMS))][:kills]
     enough = folder / "enough"
     while True:
-        run = command(folder, server.address, "model_dir=mine", secs=0.02, task=RESUMED)
+        run = command(folder, *server.words, "model_dir=mine", secs=0.02, task=RESUMED)
         done.append("start")
         while run.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -440,7 +480,7 @@ def test_a_run_that_is_killed_again_and_again_while_its_server_comes_and_goes_is
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
     assert (summary["status"], summary["global_step"]) == ("finished", last)
     client = MlflowClient(server.address)
-    (run,) = client.search_runs(["1"])
+    (run,) = server.runs().values()
     assert (run.info.status, run.data.tags["status"]) == ("FINISHED", "finished")
     history = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "train/loss")]
     values = {step: metrics["train/loss"] for step, metrics in reversed(written)}  # the first of each step

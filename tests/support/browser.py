@@ -45,19 +45,27 @@ def stopped(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=TIMEOUT_SECS)[0]
 
 
+def mlflow_app(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """Return what `mlflow server` starts to serve what is recorded in `folder`, without a process that waits for it:
+    the words after `python`, and the environment.
+    """
+    words = ["-m", "uvicorn", "mlflow.server.fastapi_app:app", "--host", "127.0.0.1", "--port", str(port)]
+    env = {
+        "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{folder / 'mlflow.db'}",
+        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "mlartifacts"),
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    return words, env
+
+
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
-    """Serve what was recorded in `folder`, with as few processes as it can do with. Yields the address."""
+    """Serve what was recorded in `folder`, in one process. Yields the address."""
     (port,) = free_ports(1)
-    settings = {
-        "--host": "127.0.0.1",
-        "--port": str(port),
-        "--workers": "1",
-        "--backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}",
-        "--artifacts-destination": str(folder / "mlartifacts"),
-    }
-    argv = ["-m", "mlflow", "server", *(text for pair in settings.items() for text in pair)]
-    process = started(argv, folder, MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+    argv, env = mlflow_app(folder, port)
+    process = started(argv, folder, **env)
     address = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + TIMEOUT_SECS
     try:

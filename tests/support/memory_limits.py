@@ -56,11 +56,13 @@ def _limited(examples: tf.Tensor, limit: int, from_step: int) -> tf.Tensor:
 
 
 def input_fn(params: Any) -> tf.data.Dataset:
-    """Batches without an end, shuffled anew in each pass. params: `read_limit`: like `limit`, of the input itself."""
+    """Batches without an end, shuffled anew in each pass. params: `rows`, of a batch if there is no `batch_size`;
+    `read_limit`: like `limit`, of the input itself.
+    """
     rng = np.random.default_rng(7)
     x = rng.normal(size=(60, 3)).astype(np.float32)
     batches = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).shuffle(60, seed=3).repeat()
-    batches = batches.batch(params.get("batch_size") or BATCH_SIZE)
+    batches = batches.batch(params.get("batch_size") or params.get("rows", BATCH_SIZE))
     limit = params.get("read_limit")
     if limit is None:
         return batches
