@@ -73,6 +73,7 @@ class Command:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+
 PYTHON = """#!{python} -IS
 import json, os, socket, sys
 
