@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import keras2_optimizers as keras2
-from runner.tf_private.optimizers import made_apart, schedule_of
+from runner.tf_private.optimizers import forget_earlier_step, made_apart, schedule_of
 
 v1 = tf.compat.v1
 
@@ -63,6 +63,7 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     if is_v1 or hasattr(made, "get_updates"):
         if made is not given:
             return made
+        forget_earlier_step(given)
         # Copy the user's object, because it would keep the slots of this trace. The copy shares the object's variables,
         # such as `iterations`.
         variables = {id(variable): variable for variable in _variables()}
@@ -102,6 +103,16 @@ def v1_optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     return optimizer_of(given)
 
 
+def show_global_step(given: Any) -> None:
+    """Make the global step the `iterations` of the Keras 2 optimizer that the user gave, as tf.estimator did.
+
+    A copy of it trains here, but what reads `optimizer.iterations` after `train` finds the variable that counted.
+    """
+    forget_earlier_step(given)
+    with contextlib.suppress(RuntimeError):  # raised if the user has set them already
+        given.iterations = v1.train.get_global_step()
+
+
 def minimize(
     optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, advances_global_step: bool = True
 ) -> Any:
@@ -110,21 +121,28 @@ def minimize(
     Args:
       optimizer: a result of `optimizer_of`.
       loss: float scalar.
-      variables: the variables to update; None: all trainable variables.
+      variables: the variables to update; None: all trainable variables, of which an optimizer of tf.compat.v1.train is
+        told nothing.
       advances_global_step: also advance the global step. False: the optimizer counts its updates in a variable of
         its own.
     """
-    variables = [_as_tf_variable(variable) for variable in variables or v1.trainable_variables()]
     global_step = v1.train.get_global_step()
+    is_keras_2 = hasattr(optimizer, "get_updates")
+    if isinstance(optimizer, v1.train.Optimizer) and not is_keras_2:
+        # By keyword, and no more than tf.estimator gave: `minimize` of a user's class may have no other arguments.
+        arguments: dict[str, Any] = {}
+        if advances_global_step:
+            arguments["global_step"] = global_step
+        if variables is not None:
+            arguments["var_list"] = [_as_tf_variable(variable) for variable in variables]
+        return optimizer.minimize(loss, **arguments)
+    variables = [_as_tf_variable(variable) for variable in variables or v1.trainable_variables()]
     # An optimizer of Keras 2, or of a user's class with this method. Its `iterations` are a variable.
-    if hasattr(optimizer, "get_updates"):
+    if is_keras_2:
         if advances_global_step and global_step is not None:
             with contextlib.suppress(RuntimeError):  # raised if model_fn has set them already
                 optimizer.iterations = global_step
         return optimizer.get_updates(loss, variables)[0]
-    if isinstance(optimizer, v1.train.Optimizer):
-        step_to_advance = global_step if advances_global_step else None
-        return optimizer.minimize(loss, step_to_advance, variables)
     gradients = tf.gradients(loss, variables)
     pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
     # A Keras optimizer returns no operation; the runner finds its writes in the trace.

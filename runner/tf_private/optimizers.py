@@ -71,6 +71,20 @@ def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
     return rate if is_schedule else lambda step: rate()
 
 
+def forget_earlier_step(optimizer: Any) -> None:
+    """Unset the `iterations` of an optimizer of Keras 2 if they are the global step of an earlier model.
+
+    Private: `_iterations` and `_weights` of tf_keras's legacy optimizers: their setter of `iterations` refuses a second
+    variable.
+    """
+    step = v1.train.get_global_step()
+    counter = getattr(optimizer, "_iterations", None)
+    if step is None or counter is None or counter is step or counter.name != step.name:
+        return
+    optimizer._weights = [weight for weight in optimizer._weights if weight is not counter]
+    optimizer._iterations = None
+
+
 def begin_update(optimizer: Any) -> Any:
     """Return the learning rate of a Keras optimizer's next update; None: it has no such attribute.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.heads.base import Head, HeadOfOne
-from runner.classic.optimizers import minimize, optimizer_of, v1_optimizer_of
+from runner.classic.optimizers import minimize, optimizer_of, show_global_step, v1_optimizer_of
 from runner.classic.premade import layers
 from runner.classic.premade.logits import Baseline, Deep, Wide, summarise
 from runner.classic.premade.signatures import V1_SIGNATURES, V2_SIGNATURES, Signatures
@@ -55,7 +55,7 @@ class Family:
         optimizer: Any,
         rate: float | None,
         loss: tf.Tensor,
-        variables: Sequence[Any],
+        variables: Sequence[Any] | None,
         *,
         scope: str,
         advances_global_step: bool,
@@ -66,11 +66,13 @@ class Family:
           optimizer: the user's argument.
           rate: learning rate of an optimizer given by name; None: Keras's default.
           loss: float scalar.
-          variables: the part's variables.
+          variables: those to update; None: all trainable variables.
           scope: "dnn" or "linear" for a model that is only that; "" for others.
           advances_global_step: the update also advances the global step.
         """
         optimizer_object = self.optimizer_of(optimizer, rate)
+        if advances_global_step and hasattr(optimizer, "get_updates"):
+            show_global_step(optimizer)
         if not self.has_scopes:
             return minimize(optimizer_object, loss, variables, advances_global_step=advances_global_step)
         # The slots of a part are made in the variable scope, too: `dnn/dnn/kernel/part_0/Adam`. TensorFlow cuts their
@@ -146,7 +148,8 @@ def combined_model_fn(
     if deep.feature_columns and not deep.hidden_units:
         raise ValueError("dnn_hidden_units is empty: with dnn_feature_columns, give the sizes of the hidden layers.")
     parts = [_Part(deep, dnn_optimizer, 0.001), _Part(wide, linear_optimizer, 0.005, has_rate_by_columns=True)]
-    return _model_fn(head, [part for part in parts if part.builder.feature_columns], family)
+    used = [part for part in parts if part.builder.feature_columns]
+    return _model_fn(head, used, family, is_combined=True)
 
 
 def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
@@ -154,11 +157,23 @@ def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
     return _model_fn(head, [_Part(Baseline(), optimizer, 0.3)], family)
 
 
-def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "") -> ModelFn:
+def _model_fn(
+    head: Head, parts: Sequence[_Part], family: Family, scope: str = "", *, is_combined: bool = False
+) -> ModelFn:
     """Return the model_fn that adds the logits of `parts`, and trains each of them with its own optimizer.
 
-    `scope` is as in `Family.update`.
+    Args:
+      head: computes loss, metrics and predictions from the logits.
+      parts: at least one.
+      family: how tf.estimator or tf.compat.v1.estimator did it.
+      scope: as in `Family.update`.
+      is_combined: the model is a DNNLinearCombinedEstimator, also if one of its parts has no feature columns.
     """
+    # In tf.compat.v1.estimator the one optimizer of a model trained all variables, also those of a loss_fn; in
+    # tf.estimator those of the logits. The optimizers of a combined model train the variables of their parts.
+    trains_all_variables = family.has_scopes and not is_combined
+    # The optimizers of a combined model of tf.compat.v1.estimator were not given the global step.
+    counts_apart = family.has_scopes and is_combined
 
     def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> EstimatorSpec:
         layers.forget_shared_embeddings(*(part.builder.feature_columns for part in parts))
@@ -177,16 +192,30 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
             trained_parts.append((part, part.learning_rate(), variables))
 
         def train_op_fn(loss: tf.Tensor) -> Any:
-            """Return the operation that updates all parts. The update of the first one advances the global step."""
-            updates = [
-                family.update(part.optimizer, rate, loss, variables, scope=scope, advances_global_step=index == 0)
-                for index, (part, rate, variables) in enumerate(trained_parts)
-            ]
-            return tf.group(*updates)
+            """Return the operation that updates all parts, and advances the global step once."""
+            updates = []
+            for index, (part, rate, variables) in enumerate(trained_parts):
+                update = family.update(
+                    part.optimizer,
+                    rate,
+                    loss,
+                    None if trains_all_variables else variables,
+                    scope=scope,
+                    advances_global_step=index == 0 and not counts_apart,
+                )
+                updates.append(update)
+            if not counts_apart:
+                return tf.group(*updates)
+            with tf.control_dependencies(updates):
+                return v1.train.get_global_step().assign_add(1, read_value=False)
 
         logits = tf.add_n(logits_of_parts)
-        updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
-        spec = head.create_estimator_spec(features, mode, logits, labels, train_op_fn=train_op_fn, update_ops=updates)
+        arguments = {"features": features, "mode": mode, "logits": logits, "labels": labels, "train_op_fn": train_op_fn}
+        # A head that was written for tf.compat.v1.estimator runs them by itself, and has no such argument.
+        is_foreign_v1_head = family.has_scopes and not isinstance(head, Head)
+        if not is_foreign_v1_head:
+            arguments["update_ops"] = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+        spec = head.create_estimator_spec(**arguments)
         if mode == ModeKeys.TRAIN:
             family.name_losses(head, spec.loss, labels, logits, features, scope)
         return spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from tensorflow.python.eager import context
 
 from runner import Hook, Input, RunConfig
@@ -341,6 +343,68 @@ def test_variables_of_v1_are_parts_as_in_tf_estimator(tmp_path: Path) -> None:
     assert [value.shape for value in hook.values] == [(2, 1), (1,)]
     assert estimator.get_variable_value(table).shape == (8, 2)
     assert np.isfinite(estimator.evaluate(lambda: tf.data.Dataset.from_tensors((features, labels)))["loss"])
+
+
+class KeywordsAlone(tf.compat.v1.train.GradientDescentOptimizer):
+    """A user's optimizer, whose `minimize` takes keywords alone, and notes them."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+
+    def minimize(self, loss: Any, **keywords: Any) -> Any:
+        GIVEN.append(sorted(keywords))
+        return super().minimize(loss, **keywords)
+
+
+GIVEN: list[list[str]] = []
+
+
+def scaled_loss(labels: Any, logits: Any) -> Any:
+    with v1.variable_scope("", reuse=v1.AUTO_REUSE):
+        scale = v1.get_variable("scale", [], initializer=v1.constant_initializer(1.5))
+    return tf.square(labels - scale * logits)
+
+
+@pytest.mark.parametrize(
+    ("make", "keywords", "scale", "weight"),
+    [
+        (lambda head, optimizer, **args: V1.LinearEstimator(head, optimizer=optimizer, **args),
+         ["global_step"], 1.536552906036377, 0.646576),
+        (lambda head, optimizer, feature_columns: V1.DNNLinearCombinedEstimator(
+            head, linear_feature_columns=feature_columns, linear_optimizer=optimizer), ["var_list"], 1.5, 0.666),
+    ],
+    ids=["plain", "combined"],
+)  # fmt: skip
+def test_v1_calls_an_own_optimizer_as_2_15_did_which_trains_what_it_trained(
+    make: Callable[..., Any], keywords: list[str], scale: float, weight: float
+) -> None:
+    """The numbers are those of TensorFlow 2.15, with its own head. A plain model trains a variable of the loss, too."""
+    canned = importlib.import_module("tensorflow_estimator.python.estimator.canned.head")
+    GIVEN.clear()
+    head = canned._regression_head(loss_fn=scaled_loss)
+    estimator = make(head, KeywordsAlone(), feature_columns=[fc.numeric_column("x")])
+    estimator.train(lambda: tf.data.Dataset.from_tensors(({"x": [[1.0]]}, [[2.0]])).repeat(), steps=3)
+    assert GIVEN == [keywords]
+    (of_loss,) = [name for name in estimator.get_variable_names() if "scale" in name]
+    (of_column,) = [name for name in estimator.get_variable_names() if "x/w" in name]
+    assert float(estimator.get_variable_value(of_loss)) == pytest.approx(scale, rel=1e-6)
+    assert float(estimator.get_variable_value(of_column).item()) == pytest.approx(weight, rel=1e-6)
+    assert estimator.get_variable_value("global_step") == 3
+
+
+class OwnSGD(tf_keras.optimizers.legacy.SGD):
+    """A class of the user's own."""
+
+
+@pytest.mark.parametrize("kind", [tf_keras.optimizers.legacy.SGD, OwnSGD])
+def test_the_iterations_of_the_optimizer_that_was_given_are_the_global_step_after_each_training(kind: Any) -> None:
+    optimizer = kind(0.1)
+    estimator = V2.LinearRegressor([fc.numeric_column("x")], optimizer=optimizer)
+    for steps in (3, 6):
+        estimator.train(lambda: tf.data.Dataset.from_tensors(({"x": [[1.0]]}, [[2.0]])).repeat(), steps=3)
+        assert optimizer.iterations.name == "global_step:0" and int(optimizer.iterations) == steps
+        assert estimator.get_variable_value(optimizer.iterations.name) == steps
+        assert "training/SGD/iter" not in estimator.get_variable_names()
 
 
 @pytest.mark.slow
