@@ -43,7 +43,7 @@ note_of_run(model_dir, RUN_STARTED, command="train", name="benchmark", params={}
 note_of_run(model_dir, WANTS_RUN)  # the first step is not waited for
 write_settings(model_dir, TrackingConfig(uri=f"sqlite:///{model_dir}/mlflow.db"), os.environ)
 shipping = Shipping(os.environ)
-shipping.follow(model_dir)
+shipping.ship(model_dir)
 sys.stdin.read()
 note_of_run(model_dir, RUN_ENDED, status="finished", recorded="FINISHED", files=["learning_curves.png"])
 shipping.close()
@@ -97,6 +97,7 @@ def case(name: str, width: int, depth: int, steps: int, *, logs: bool) -> Case:
         if shipping is not None:
             started = Times.now()
             shipping.communicate()
+            assert shipping.returncode == 0, "nothing was shipped"
             rows[f"{name}, last flush"] = Times.now() - started
         return rows
 
