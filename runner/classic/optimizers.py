@@ -121,21 +121,15 @@ def minimize(
     Args:
       optimizer: a result of `optimizer_of`.
       loss: float scalar.
-      variables: the variables to update; None: all trainable variables, of which an optimizer of tf.compat.v1.train is
-        told nothing.
+      variables: the variables to update; None: all trainable variables. An optimizer of tf.compat.v1.train is then
+        given the global step alone, and else the variables alone.
       advances_global_step: also advance the global step. False: the optimizer counts its updates in a variable of
         its own.
     """
     global_step = v1.train.get_global_step()
     is_keras_2 = hasattr(optimizer, "get_updates")
     if isinstance(optimizer, v1.train.Optimizer) and not is_keras_2:
-        # By keyword, and no more than tf.estimator gave: `minimize` of a user's class may have no other arguments.
-        arguments: dict[str, Any] = {}
-        if advances_global_step:
-            arguments["global_step"] = global_step
-        if variables is not None:
-            arguments["var_list"] = [_as_tf_variable(variable) for variable in variables]
-        return optimizer.minimize(loss, **arguments)
+        return _minimize_v1(optimizer, loss, variables, global_step if advances_global_step else None)
     variables = [_as_tf_variable(variable) for variable in variables or v1.trainable_variables()]
     # An optimizer of Keras 2, or of a user's class with this method. Its `iterations` are a variable.
     if is_keras_2:
@@ -150,6 +144,18 @@ def minimize(
     if advances_global_step and global_step is not None:
         return tf.group(global_step.assign_add(1, read_value=False))
     return tf.no_op()
+
+
+def _minimize_v1(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None, global_step: Any) -> Any:
+    """Like `minimize`, for an optimizer of tf.compat.v1.train. Args: global_step: None: it is not advanced."""
+    # By keyword, and no more than tf.estimator gave: `minimize` of a user's class may have no other arguments.
+    if variables is None:
+        return optimizer.minimize(loss, global_step=global_step)
+    update = optimizer.minimize(loss, var_list=[_as_tf_variable(variable) for variable in variables])
+    if global_step is None:
+        return update
+    with tf.control_dependencies([update]):
+        return global_step.assign_add(1, read_value=False)
 
 
 class Clipped:

@@ -172,8 +172,6 @@ def _model_fn(
     # In tf.compat.v1.estimator the one optimizer of a model trained all variables, also those of a loss_fn; in
     # tf.estimator those of the logits. The optimizers of a combined model train the variables of their parts.
     trains_all_variables = family.has_scopes and not is_combined
-    # The optimizers of a combined model of tf.compat.v1.estimator were not given the global step.
-    counts_apart = family.has_scopes and is_combined
 
     def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> EstimatorSpec:
         layers.forget_shared_embeddings(*(part.builder.feature_columns for part in parts))
@@ -192,7 +190,7 @@ def _model_fn(
             trained_parts.append((part, part.learning_rate(), variables))
 
         def train_op_fn(loss: tf.Tensor) -> Any:
-            """Return the operation that updates all parts, and advances the global step once."""
+            """Return the operation that updates all parts. The update of the first one advances the global step."""
             updates = []
             for index, (part, rate, variables) in enumerate(trained_parts):
                 update = family.update(
@@ -201,13 +199,10 @@ def _model_fn(
                     loss,
                     None if trains_all_variables else variables,
                     scope=scope,
-                    advances_global_step=index == 0 and not counts_apart,
+                    advances_global_step=index == 0,
                 )
                 updates.append(update)
-            if not counts_apart:
-                return tf.group(*updates)
-            with tf.control_dependencies(updates):
-                return v1.train.get_global_step().assign_add(1, read_value=False)
+            return tf.group(*updates)
 
         logits = tf.add_n(logits_of_parts)
         arguments = {"features": features, "mode": mode, "logits": logits, "labels": labels, "train_op_fn": train_op_fn}
