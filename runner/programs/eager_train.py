@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from runner.tf_private.summaries import Collector, collecting_eagerly
 from runner.tf_private.v1 import rate_of_v1, summaries_of_v1
 from runner.tf_private.variables import initial_values_from_checkpoints
 from runner.tracing.adapted_layers import adapting_once
-from runner.tracing.metric_states import KeptMetrics
+from runner.tracing.metric_states import KeptMetrics, is_pair
 from runner.tracing.random_state import Stream, drawing_from, moment, seeded, stateless_random_ops
 from runner.tracing.trace_step import Replica
 from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
@@ -179,6 +179,7 @@ class EagerTrainProgram(TrainProgram):
         self._unreported_names: set[str] = set()  # of which a warning has been written
         first, _ = self._eager_step.first
         self._first = dataclasses.replace(first, loss=tf.zeros([], first.spec.loss.dtype))
+        self._metrics_of_last_step = dict(first.scalars.metrics)
         super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
 
     def _find_summaries(self) -> StepSummaries:
@@ -196,6 +197,8 @@ class EagerTrainProgram(TrainProgram):
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             inputs = step_inputs(batches, global_count)
             taken, collected = self._eager_step(inputs, summaries=summaries)
+            # A later step may lack a metric of the first, which is then reported as it was.
+            self._metrics_of_last_step.update(taken.scalars.metrics)
             outputs = self._pack_outputs(taken, collected if summaries else None)
             if not request.names:
                 return outputs
@@ -293,6 +296,19 @@ class EagerTrainProgram(TrainProgram):
     def _find_metrics_with_state(self) -> KeptMetrics:
         self.trace.requested = self._eager_step.requested  # includes the variables of the metrics
         return super()._find_metrics_with_state()
+
+    def _keep(self, metrics: Mapping[str, Any]) -> KeptMetrics:
+        """No graph could compute a pair's value once more, so it is the one that the last step returned."""
+
+        def values_of_last_step() -> dict[str, tf.Tensor]:
+            pairs: dict[str, tf.Tensor] = {}
+            for name in metrics:
+                metric = self._metrics_of_last_step[name]
+                if is_pair(metric):
+                    pairs[name], _ = metric
+            return pairs
+
+        return KeptMetrics(self.trace, self._store, metrics, values_of_last_step)
 
 
 def _concatenate(columns: Iterable[Sequence[Any]]) -> np.ndarray:

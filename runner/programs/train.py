@@ -513,7 +513,7 @@ class TrainProgram(Program):
         # Each metric by itself, so that one that cannot be reported does not keep out the others.
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
-                keeper = KeptMetrics(self.trace, self._store, {name: metric})
+                keeper = self._keep({name: metric})
             except ValueError as error:
                 _log.warning("Not reported in training: %s", error)
                 continue
@@ -526,6 +526,9 @@ class TrainProgram(Program):
                 )
             elif keeper:
                 metrics[name] = metric
+        return self._keep(metrics)
+
+    def _keep(self, metrics: Mapping[str, Any]) -> KeptMetrics:
         return KeptMetrics(self.trace, self._store, metrics)
 
     def _build_accumulated_step(

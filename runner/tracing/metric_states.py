@@ -44,6 +44,8 @@ class KeptMetrics:
       trace: the trace of model_fn.
       store: the variables.
       metrics: name -> metric, as returned by the trace's first replica; metrics of other kinds are ignored.
+      compute_pairs: returns name -> tensor, the current values of the (value, update) pairs; None: they are computed in
+        the graph of the trace.
 
     Attributes:
       unmerged: names of the metrics whose states cannot be merged.
@@ -53,7 +55,13 @@ class KeptMetrics:
       ValueError: the value of a (value, update) pair depends on one batch, or in EVAL a Keras metric is not updated.
     """
 
-    def __init__(self, trace: Trace, store: VariableStore, metrics: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        store: VariableStore,
+        metrics: Mapping[str, Any],
+        compute_pairs: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
         self._store = store
         self._trace = trace
         self._collectives: Collectives = collectives_of(store.strategy)
@@ -62,7 +70,7 @@ class KeptMetrics:
         for name, metric in metrics.items():
             if is_pair(metric) or is_keras_metric(metric):
                 self._metrics[name] = metric
-        self._compute_pairs = self._function_of_pairs()
+        self._compute_pairs = compute_pairs or self._function_of_pairs()
         local_names = set(self._variables)
         is_evaluation = not trace.requested.training
         self._handles: dict[str, str] = {}
@@ -79,7 +87,7 @@ class KeptMetrics:
         self.unmerged = [name for name, updates in writes.items() if not self._can_merge(metrics[name], updates)]
         self.changes_model = len(self._states) < len(written)
 
-    def _function_of_pairs(self) -> Callable[[], dict[str, Any]]:
+    def _function_of_pairs(self) -> Callable[[], Mapping[str, Any]]:
         """Return a function that computes the values of (value, update) pairs in the graph: name -> tensor. Values that
         are variables are left out.
 
@@ -138,7 +146,9 @@ class KeptMetrics:
             for name, value in self._merge_over_workers(of_one_replica).items():
                 copy = self._store.copies(name)[0]
                 copy.assign(tf.cast(value, copy.dtype))
-            found = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._compute_pairs())
+            found: dict[str, Any] = {}
+            for name, value in self._compute_pairs().items():
+                found[name] = value.numpy()
             for name, metric in self._metrics.items():
                 if is_keras_metric(metric):
                     found[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
