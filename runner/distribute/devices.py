@@ -63,9 +63,9 @@ def session_config() -> tf.compat.v1.ConfigProto:
     # 0 stands for one thread for each core.
     inter_op_threads = threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
     return tf.compat.v1.ConfigProto(
-        # In TensorFlow 2.21 an operation that waits for another process has its thread meanwhile. If that is the only
-        # one, it keeps out the operations for which that process waits: with parameter servers no step ever ends.
-        inter_op_parallelism_threads=max(2, inter_op_threads),
+        # In TensorFlow 2.21 (GrpcEagerServiceImpl::EnqueueHandler) a coordinator's request holds a thread until the
+        # function that it calls has ended. The operations of that function need the others.
+        inter_op_parallelism_threads=inter_op_threads + 1,
         intra_op_parallelism_threads=threading.get_intra_op_parallelism_threads(),
         gpu_options=tf.compat.v1.GPUOptions(allow_growth=grows),
     )

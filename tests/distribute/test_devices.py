@@ -77,17 +77,19 @@ def test_a_server_of_tensorflow_gets_the_same(gpus: dict[str, bool], monkeypatch
     configure_devices(RunSettings(memory_growth=True))
     start_server(Cluster("ps", 0, {"chief": ("localhost:1",), "ps": ("localhost:2",)}))
     assert given["config"] == session_config()
-    assert (given["config"].inter_op_parallelism_threads, given["config"].intra_op_parallelism_threads) == (3, 0)
+    assert (given["config"].inter_op_parallelism_threads, given["config"].intra_op_parallelism_threads) == (4, 0)
     assert given["config"].gpu_options.allow_growth is True
     gpus.clear()
     assert session_config().gpu_options.allow_growth is False
 
 
-@pytest.mark.parametrize(("given", "cores"), [(0, 1), (1, 8)])
-def test_a_server_has_a_thread_beside_one_that_waits(given: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("given", "cores", "threads"), [(0, 1, 2), (0, 8, 9), (1, 8, 2)])
+def test_a_server_has_a_thread_beside_those_that_compute(
+    given: int, cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: given)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
-    assert session_config().inter_op_parallelism_threads == 2
+    assert session_config().inter_op_parallelism_threads == threads
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -32,7 +33,7 @@ class Cases:
 
     def __getitem__(self, name: str) -> Any:
         file = self._folder / f"{name}.json"
-        assert file.exists(), f"{name} was not run:\n{self._log[-3000:]}"
+        assert file.exists(), f"{name} was not run, or hung:\n{self._log[-6000:]}"
         case = json.loads(file.read_text())
         assert "error" not in case, case["error"]
         return case["found"]
@@ -42,8 +43,11 @@ def run_cases(folder: Path, *names: str) -> Cases:
     """In a cluster of their own; without a name all that are not slow; slow: those that are."""
     command = [sys.executable, "-m", "tests.support.parameter_server_cases", str(folder), *names]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    return Cases(folder, ran.stderr)
+    said = folder / "said.txt"
+    # A case that hangs has then said where; those before it have ended.
+    with said.open("w") as output, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, timeout=500)
+    return Cases(folder, said.read_text())
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ cases: the coordinator connects once in the life of its process.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -22,6 +23,9 @@ from runner.distribute.local_cluster import free_ports
 from runner.distribute.tf_config import read_tf_config
 
 NUM_WORKERS, NUM_PS = 2, 2
+
+HANGS_SECS = 200.0
+"""After so long a case says where each of its threads is."""
 
 
 def serve_at(place: str) -> None:
@@ -80,10 +84,12 @@ def main(folder: Path) -> None:
 
 def _run(name: str, case: Callable[[Any], Any], around: Any, folder: Path) -> None:
     started = time.monotonic()
+    faulthandler.dump_traceback_later(HANGS_SECS)
     try:
         found = {"found": case(around)}
     except BaseException:
         found = {"error": traceback.format_exc()}
+    faulthandler.cancel_dump_traceback_later()
     (folder / f"{name}.json").write_text(json.dumps({**found, "secs": time.monotonic() - started}, default=float))
 
 
