@@ -38,6 +38,9 @@ _REMEDIES = (
     "environment variable PYTHONHASHSEED to the same number on all workers. Files, environment variables and versions "
     "of packages can differ, too."
 )
+_SEEDS = frozenset({"seed", "key", "counter", "alg"})
+"""The names that TensorFlow gives to the inputs of a random operation that choose its numbers. They may differ between
+workers."""
 _MAX_STEPS_BACK = 10
 """Largest number of operations from a collective operation back to the one that a line of the user's code made."""
 _MAX_INTEGERS = 16
@@ -312,13 +315,11 @@ class _Structure:
         self._digests[output.name] = digest
 
     def _add_computation(self, input_names: Sequence[str], operation: tf.Operation) -> None:
+        if _is_random(operation.type):
+            input_names = _without_seeds(input_names, operation)
         digests_of_inputs = [self._digests.get(name, 0) for name in input_names]
         if operation.type in _COMMUTATIVE:
             digests_of_inputs.sort()
-        if _is_random(operation.type):
-            # Its inputs are seeds, which may differ between workers. A shape and the parameters of the distribution
-            # are left out with them.
-            digests_of_inputs.clear()
         attributes = _attributes(operation, with_integers=self._with_integers)
         digest = _digest_of((operation.type, digests_of_inputs, attributes))
         self._digests_of_operations[operation.name] = digest
@@ -379,6 +380,17 @@ def _is_random(kind: str) -> bool:
     # Random operations with a seed as input are called Stateless..., and so are three operations that call functions.
     is_stateless = kind.startswith("Stateless") and kind not in ("StatelessIf", "StatelessWhile", "StatelessCase")
     return is_stateless or kind in KERNEL_RANDOM
+
+
+def _without_seeds(input_names: Sequence[str], operation: tf.Operation) -> list[str]:
+    """Return the names of the inputs of a random operation that are no seeds: its shape, the parameters of its
+    distribution, what it draws from.
+    """
+    kept: list[str] = []
+    for name, definition in zip(input_names, operation.op_def.input_arg, strict=True):
+        if definition.name not in _SEEDS:
+            kept.append(name)
+    return kept
 
 
 def _attributes(operation: tf.Operation, *, with_integers: bool) -> list[Any]:

@@ -99,6 +99,15 @@ def other_activation_of_the_last(features: tf.Tensor, worker: int) -> tf.Tensor:
     return Layer(4, activation="tanh" if worker else "relu")(features)
 
 
+def other_parameters_of_a_distribution(features: tf.Tensor, worker: int) -> tf.Tensor:
+    alphas = 1.0 + features[:, worker : worker + 1]
+    return Layer(4)(features) * tf.random.gamma([], alphas)
+
+
+def other_values_that_are_drawn(features: tf.Tensor, worker: int) -> tf.Tensor:
+    return Layer(4)(tf.random.shuffle(-features if worker else features))
+
+
 DIFFER: dict[Build, str] = {
     other_columns: "dense/kernel",
     other_order_of_equal_tables: "embedding/embeddings",
@@ -109,6 +118,8 @@ DIFFER: dict[Build, str] = {
     frozen_on_one: "dense/kernel",
     other_dilation: "conv1d/kernel",
     other_activation_of_the_last: "dense/kernel",
+    other_parameters_of_a_distribution: "dense/kernel",
+    other_values_that_are_drawn: "dense/kernel",
 }
 """Model -> name of the first variable that differs."""
 
