@@ -189,11 +189,13 @@ class LeaderRendezvous(Rendezvous):
             failed = super().look() or self._find_failure(answers)
             if failed is None and is_first:  # later, a task that differs may be one of new machines
                 failed = self._find_difference()
+            if failed is not None:
+                return failed
             missing = [other for name, other in self._others.items() if name not in answers]
-            if failed is not None or not missing:
+            if not missing:
                 nonces = {name: answer.nonce for name, answer in answers.items()}
                 self._say(phase="go", nonces=nonces)
-                return failed
+                return None
             if self._clock() > until:
                 names = [f"{other.name} ({_address_of(other)})" for other in missing]
                 reason = f"{', '.join(names)} did not join within {patience:g} s. {_same_folder(self._model_dir)}"

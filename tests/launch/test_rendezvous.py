@@ -512,6 +512,7 @@ def test_a_peer_that_failed_before_all_were_there_is_not_waited_for(tmp_path: Pa
     follower.tell("failed", "no such file", FAILED)
     found = leader.gather(1, [])
     assert found is not None and found.code == FAILED
+    assert leader._call.phase == "gather"  # nobody starts a task of a run that has failed
     messages.same("reason", found.reason)
 
 
