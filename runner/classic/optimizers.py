@@ -55,14 +55,16 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         return _BY_NAME[given](learning_rate=learning_rate)
     if isinstance(given, v1.train.Optimizer) and getattr(given, "iterations", None) is not None:
         return given  # a model function of TensorFlow 2.15 has made it, in this call
-    made = made_apart(given) if _makes_optimizer(given) else given
+    is_maker = _makes_optimizer(given)
+    made = made_apart(given) if is_maker else given
     is_v1 = isinstance(made, v1.train.Optimizer)
     counterpart = None if is_v1 else counterpart_of_keras(made)
     if counterpart is not None:
         return counterpart
-    if is_v1 or hasattr(made, "get_updates"):
-        if made is not given:
-            return made
+    is_keras_2 = hasattr(made, "get_updates")
+    if is_v1 or is_keras_2:
+        if is_maker:
+            return made  # it makes its variables later, when it is applied
         forget_earlier_step(given)
         # Copy the user's object, because it would keep the slots of this trace. The copy shares the object's variables,
         # such as `iterations`.
@@ -73,7 +75,7 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
             f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
             "that makes one."
         )
-    if _makes_optimizer(given):
+    if is_maker:
         return given()  # called again, so that the variables of this optimizer belong to the model
     return _remade(made)
 

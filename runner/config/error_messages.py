@@ -108,19 +108,30 @@ def wrong_type(key: str, value: Any) -> ConfigError:
     return WrongType(f"{shown} is not {words}.")
 
 
+def choices_of(key: str) -> list[str]:
+    """Return the values that a key may have, as the user types them; []: they are not listed, or there is no key."""
+    setting = setting_at(key)
+    if setting is None:
+        return []
+    choices = [as_typed(choice) for choice in limits_of(setting).choices]
+    if choices and "None" in str(setting.type):
+        choices.append("null")
+    return choices
+
+
 def limits_in_words(key: str) -> str:
     """Return the values that a key allows: `A whole number or null, at least 1.`; '' if anything is allowed."""
     setting = setting_at(key)
     limits = limits_of(setting) if setting else Limits()
     if limits.choices:
-        return f"Allowed: {', '.join(map(as_typed, limits.choices))}."
+        return f"Allowed: {', '.join(choices_of(key))}."
     words = "a whole number or auto" if limits.auto else _type_in_words(key)
     if words in (_GROUP, _ANYTHING):
         return ""
     parts = [words]
     if limits.minimum is not None:
         parts.append(f"at least {limits.minimum}")
-    if limits.maximum < MOST_COUNTED:
+    if limits.maximum < MOST_COUNTED:  # that of TensorFlow's integers is not worth a word
         parts.append(f"at most {limits.maximum}")
     if limits.above is not None:
         parts.append(f"more than {limits.above}")

@@ -109,23 +109,11 @@ def values_for(line: str) -> list[str]:
     key, is_value, begun = word.partition("=")
     if not is_value:
         return []
+    from runner.config.error_messages import choices_of  # of the schema, which a word without "=" does not need
+
     names_function = re.search(r"^(model|input\..+)\.fn$", key)
-    values = _own_modules() if names_function else _choices(key)
+    values = _own_modules() if names_function else choices_of(key)
     return [f"{key}={value}" for value in values if value.startswith(begun)]
-
-
-def _choices(key: str) -> list[str]:
-    """Return the values that a key may have, as the user types them; []: they are not listed, or there is no key."""
-    from runner.config import schema
-    from runner.config.settings.limits import as_typed, limits_of
-
-    setting = schema.setting_at(key)
-    if setting is None:
-        return []
-    choices = [as_typed(choice) for choice in limits_of(setting).choices]
-    if choices and "None" in str(setting.type):
-        choices.append("null")
-    return choices
 
 
 def _own_modules() -> list[str]:

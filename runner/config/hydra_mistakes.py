@@ -476,11 +476,12 @@ def _text_on_word(word: str, argv: Sequence[str]) -> str:
     if meant:
         return f"cannot read {word!r}: write key=value. Did you mean command={meant[0]}?"
     advice = f"cannot read {word!r}: write key=value, without spaces around the equals sign"
-    after: Sequence[str] = ()
-    if word in argv:
-        after = argv[list(argv).index(word) + 1 :]
-    if after and "=" not in after[0]:
-        return f"{advice}: {masked_override(f'{word}={after[0]}')}"
+    words_after: Sequence[str] = ()
+    if word in argv:  # else Hydra was given another word than the user typed, such as the new name of a key
+        words_after = argv[list(argv).index(word) + 1 :]
+    is_value_next = bool(words_after) and "=" not in words_after[0] and not words_after[0].startswith("-")
+    if is_value_next:
+        return f"{advice}: {masked_override(f'{word}={words_after[0]}')}"
     return f"{advice}."
 
 

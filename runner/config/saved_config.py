@@ -70,9 +70,9 @@ def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides:
 
 
 def _copy_value(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Copy the value at `path` from `composed` to `tree`; delete it from `tree` if `composed` lacks it."""
+    """Copy the value at `path` from `composed` to `tree`; delete it from `tree` if its group in `composed` lacks it."""
     for part in path[:-1]:
-        if not isinstance(composed.get(part), Mapping):
+        if not isinstance(composed.get(part), Mapping):  # no key of the config, such as hydra.job.name
             return
         composed = composed[part]
         if not isinstance(tree.get(part), dict):

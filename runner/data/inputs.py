@@ -719,11 +719,14 @@ class _InputCall:
             raise
 
     def _params(self, plan: Plan) -> Any:
-        """Return the params for the function, with the batch size and the seed of the Input that are set."""
+        """Return the params for the function, with the batch size and the seed of the Input. Params of the input's own
+        have a seed in any case, perhaps None.
+        """
         source = self.source
         added: dict[str, Any] = {}
-        if isinstance(source.params, Mapping):  # also without a seed, so that one function serves all modes
-            added["shuffle_seed"] = source.params.get("shuffle_seed")
+        # One function serves all modes: it may read params.shuffle_seed also where none is set.
+        if isinstance(source.params, Mapping) and "shuffle_seed" not in source.params:
+            added["shuffle_seed"] = None
         if plan.batch_size is not None:
             added["batch_size"] = plan.batch_size
         if source.shuffle_seed is not None:

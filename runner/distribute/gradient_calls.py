@@ -104,7 +104,7 @@ class FoundCalls(GradientCalls):
         self._given: dict[Any, tf.Tensor] = {}
 
     def of_call(self, number: int, pairs: Pairs) -> list[Any]:
-        marked = [_mark(gradient) for gradient, _ in pairs]
+        marked = [_copied(gradient) for gradient, _ in pairs]
         for tensor in _tensors(marked):
             self._call_of[tensor.ref()] = number
         return marked
@@ -114,7 +114,7 @@ class FoundCalls(GradientCalls):
             return list(pairs)
         marked_pairs = []
         for gradient, variable in pairs:
-            marked = _mark(gradient)
+            marked = _copied(gradient)
             for given, own in zip(_tensors([marked]), _tensors([gradient]), strict=True):
                 self._given[given.ref()] = own
             marked_pairs.append((marked, variable))
@@ -200,13 +200,13 @@ def calls_of_model_fn(calls: GradientCalls) -> contextlib.AbstractContextManager
     return replaced(_of_thread, "calls", calls)
 
 
-def _mark(gradient: Any) -> Any:
+def _copied(gradient: Any) -> Any:
     """Return a copy of a gradient, None of None. TensorFlow may use the gradient itself on the way to another one; only
     what model_fn computes from it depends on the copy.
     """
     if gradient is None:
         return None
-    with v1.name_scope("runner/"):
+    with v1.name_scope("runner/"):  # otherwise the copy takes a name from model_fn, by which hooks may fetch
         if not isinstance(gradient, tf.IndexedSlices):
             return tf.identity(gradient)
         indices = tf.identity(gradient.indices)

@@ -382,7 +382,9 @@ def _identity(operation: tf.Operation, kinds: Kinds) -> Kinds:
 
 
 def _reduction(operation: tf.Operation, kinds: Kinds) -> Kinds:
-    """A reduction along other axes than the first keeps the rows; one along the first is a MEAN or SUM of them."""
+    """Along other axes than the first, a reduction keeps the rows. Along the first, Mean and Sum give a MEAN or SUM of
+    them; a Max, or a reduction along axes that are not known, is the replica's own.
+    """
     if kinds[0] is Kind.SHAPE and operation.type == "Prod":
         return [Kind.SUM]  # the number of examples, times the size of one
     if kinds[0] is not Kind.ROWS:
@@ -391,7 +393,7 @@ def _reduction(operation: tf.Operation, kinds: Kinds) -> Kinds:
     if _leaves_rows(axes, operation.inputs[0].shape.rank):
         return [Kind.ROWS]
     if tf.get_static_value(axes) is None:
-        return [Kind.OWN]
+        return [Kind.OWN]  # the first axis may be among them
     kind_of_total = {"Mean": Kind.MEAN, "Sum": Kind.SUM}
     return [kind_of_total.get(operation.type, Kind.OWN)]
 

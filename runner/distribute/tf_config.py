@@ -47,7 +47,7 @@ def read_tf_config(text: str, *, will_connect: bool = True) -> Cluster:
 def _parse(text: str) -> Mapping[str, Any]:
     """Return the JSON object in TF_CONFIG, {} for an empty text; a ConfigError shows where the text is no JSON."""
     try:
-        tree = json.loads(text.strip() or "{}")
+        tree = json.loads(text if text.strip() else "{}")  # `error.pos` counts in this text
     except json.JSONDecodeError as error:
         before = text[max(0, error.pos - _CONTEXT) : error.pos]
         after = text[error.pos : error.pos + _CONTEXT]

@@ -394,8 +394,8 @@ class Store:
         shutil.rmtree(staging, ignore_errors=True)
         sorted_names = sorted(names)
         if sorted_names:
-            leased_urls = [str(staging / name) for name in sorted_names]
-            self.fs.get(sorted_names, leased_urls)  # one call: the library asks for them side by side
+            staged_paths = [str(staging / name) for name in sorted_names]
+            self.fs.get(sorted_names, staged_paths)  # one call: the library asks for them side by side
         for name, data in contents.items():
             target = staging / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -181,12 +181,13 @@ def set_seed(seed: int) -> None:
     Private: as in `graphs.kernels_kept`, which it respects, and in `_Watch`. When they move: tf.random.set_seed.
     """
     eager = context.context()
-    if not tf.executing_eagerly() or "_set_global_seed" in vars(eager) or not _watchable(eager):
+    kernels_are_kept = "_set_global_seed" in vars(eager)  # `graphs.kernels_kept` has replaced it on the object
+    if not tf.executing_eagerly() or kernels_are_kept or not _watchable(eager):
         tf.random.set_seed(seed)
     elif _watch().may_have_state(eager):
         tf.random.set_seed(seed)
         _watch().forget()
-    else:
+    else:  # what tf.random.set_seed does, but for dropping the kernels
         eager._seed = seed
         eager._rng = random.Random(seed)
 

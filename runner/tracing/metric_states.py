@@ -204,7 +204,12 @@ class KeptMetrics:
 
     @functools.cached_property
     def _initial(self) -> Mapping[str, np.ndarray]:
-        return {name: np.asarray(self._store.initial_value(name)) for name in self._states}
+        found: dict[str, np.ndarray] = {}
+        for name in self._states:
+            initial = tf.convert_to_tensor(self._store.initial_value(name))
+            # In TensorFlow 2.21, `np.asarray` raises ValueError for a scalar tensor of bfloat16.
+            found[name] = np.asarray(initial.numpy())
+        return found
 
     def _merge_over_workers(self, of_one_replica: bool) -> Mapping[str, np.ndarray]:
         """Return the state over all replicas and workers; empty if there is only one replica. All workers must call
@@ -242,7 +247,7 @@ class KeptMetrics:
             return {name: of_name[0] for name, of_name in states.items()}
         total: dict[str, np.ndarray] = {}
         for name, initial in self._initial.items():
-            wide = np.float64 if initial.dtype.kind == "f" else np.int64  # a narrow sum would lose digits
+            wide = _wide_type(initial.dtype)
             # Each state begins with the initial value, which must count only once.
             added = states[name].astype(wide) - initial.astype(wide)
             total[name] = initial + added.sum(0)
@@ -388,6 +393,15 @@ def _merge_covariance(scope: str, states: States) -> dict[str, np.ndarray]:
     comoment = (comoments + counts * (predictions - prediction) * (labels - label)).sum()
     names = [scope + part for part in _COVARIANCE_VARIABLES]
     return dict(zip(names, (total, prediction, label, comoment), strict=True))
+
+
+def _wide_type(dtype: np.dtype) -> type[np.number]:
+    """Return the type in which states are added up: in a narrow one the sum would lose digits."""
+    if dtype.kind in "iu":
+        return np.int64
+    if dtype.kind == "c":
+        return np.complex128
+    return np.float64  # also for bfloat16, whose kind in NumPy is "V"
 
 
 def _merges_itself(metric: Any) -> bool:

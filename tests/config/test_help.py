@@ -34,6 +34,7 @@ def test_a_key_is_told_in_full_with_its_default_and_what_it_takes() -> None:
         "1.\n"
     )
     assert ask("-h", "train.nan").endswith("    Allowed: stop, rollback, ignore.\n")
+    assert ask("--help", "run.debug").endswith(", null.\n")
     assert ask("--help", "model.classic").endswith("    Allowed: auto, true, false.\n")
     assert ask("--help", "cluster.num_workers").endswith("    A whole number, at least 1, at most 10000.\n")
     assert ask("--help", "train.steps_per_loop").endswith("    A whole number or auto, at least 1.\n")

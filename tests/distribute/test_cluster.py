@@ -108,6 +108,12 @@ def test_an_evaluator_may_stand_beside_a_single_process() -> None:
     assert found(tf_config({"chief": [A], "evaluator": [B]}, task("chief")), "mirrored").has_evaluator
 
 
+def test_white_space_before_a_tf_config_does_not_shift_the_place_of_a_mistake() -> None:
+    with pytest.raises(ConfigError) as raised:
+        found({"TF_CONFIG": "\n\n   {'cluster': {}}"})
+    assert "at character 7" in str(raised.value) and "{>>>'cluster': {}} (JSON" in str(raised.value)
+
+
 OF_THREE = {"cluster": CHIEF_AND_TWO}
 BAD_TF_CONFIGS = [
     '{"cluster": {"worker": ["a:1" "b:1"]}}',

@@ -72,6 +72,13 @@ def test_equal_runs_have_no_differences(tmp_path: Path) -> None:
     assert answer == {"runs": answer["runs"], **{section: {} for section in diff_runs.SECTIONS}}
 
 
+def test_a_best_value_is_a_number(tmp_path: Path) -> None:
+    for name, losses in (("a", {10: float("nan"), 20: 0.25}), ("b", {10: 0.5, 20: float("nan")})):
+        write_run(tmp_path / name, losses)
+    results = differences(tmp_path / "a", tmp_path / "b")["results"]
+    assert results["best eval/loss"] == [0.25, 0.5]
+
+
 def test_secrets_are_masked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", {10: 0.5}, model__params={"db_password": "swordfish"})
     write_run(tmp_path / "b", {10: 0.5}, model__params={"token_for_it": "hunter22"}, run__secrets=["token_for_it"])

@@ -474,7 +474,7 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)\n"
 
 
 def dying(last: int, dies: str = KILLED) -> str:
-    """The code of a worker that always dies where it is the last of this number, when the chief has said it and saved."""
+    """The code of a worker that always dies where it is the last of this number, once the chief has said so."""
     # The checkpoint may be of an earlier start.
     waits = "wait_for(f'workers{generation}'); wait_for(f'run/model.ckpt-{step}.index')\n"
     return COUNTS + f"if workers == {last} and not (folder / 'healed').exists():\n    {waits}    {dies}time.sleep(0)\n"

@@ -119,11 +119,13 @@ def _findings_about_names(
     used = uses(tree)
     positions_of_imports = {_position(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
     names_version_1 = any(use.name.startswith(f"{V1}.") for use in used)
-    texts = [str(getattr(node, "value", "")) for node in ast.walk(tree)]
+    # Which value reaches which call is not followed: any text of the program may be what gfile opens.
+    texts = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     has_urls = any(text.startswith(("s3://", "gs://", "az://")) for text in texts)
     for use in used:
         judgements = _judge(use, installed)
-        if has_urls and ".gfile." in use.name:
+        is_there = all(verdict != UNSUPPORTED for verdict, _, _ in judgements)
+        if is_there and has_urls and ".gfile." in use.name:
             judgements = [(CHANGED, _AT_A_URL, use.as_written)]
         # A program that names tensorflow.compat.v1 may have its dataset from there, which has this method.
         if use.name == ".make_one_shot_iterator" and not names_version_1:
@@ -499,7 +501,10 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def _sources(path: Path) -> Iterator[Path]:
-    """Yield the source files of a program: a folder's, or a file and the files beside it that it imports."""
+    """Yield the source files of a program: a file or those of a folder, and what these import from the folder beside
+    `path` and from the current one.
+    """
+    folders = dict.fromkeys((path.parent, Path()))  # where Python looks for modules; each once
     unread = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     done = set[Path]()
     while unread:
@@ -509,7 +514,8 @@ def _sources(path: Path) -> Iterator[Path]:
         done.add(file.resolve())
         yield file
         with contextlib.suppress(OSError, ValueError, SyntaxError):  # whoever reads the file next reports the error
-            unread += imported_files(ast.parse(file.read_bytes()), file, dict.fromkeys((path.parent, Path())))
+            tree = ast.parse(file.read_bytes())
+            unread += imported_files(tree, file, folders)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -197,11 +197,15 @@ def _as_bool(text: str) -> bool:
 
 
 def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:
-    """Return name -> value from a text such as `a=1,b=[2,3]`.
+    """Return name -> value from a text such as `a=1,b=[2,3]`. Of elements (`c[0]=4,c[2]=5`) it is index -> value.
 
     Args:
       values: the text.
       type_map: name -> type of each allowed name.
+
+    Raises:
+      ValueError: the text has another form, a name that is not allowed, a value of another type, or two values for a
+        name.
     """
     parsed: dict[str, Any] = {}
     for assignment in _assignments(values):
@@ -210,11 +214,23 @@ def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:
             raise ValueError(f"Malformed hyperparameter value: {values[assignment.start() :]}")
         parse = _parser(type_map[name])
         items = assignment["list"]
-        if items is None:
-            parsed[name] = parse(assignment["one"].strip())
-        else:
-            parsed[name] = _parsed_list(parse, items)
+        value = parse(assignment["one"].strip()) if items is None else _parsed_list(parse, items)
+        if assignment["index"] is None:
+            _add_once(parsed, name, value, values)
+            continue
+        if items is not None:
+            raise ValueError(f"Assignment of a list to an element of {name} in {values!r}")
+        elements = parsed.setdefault(name, {})
+        if not isinstance(elements, dict):
+            raise ValueError(f"Multiple assignments to variable {name!r} in {values!r}")
+        _add_once(elements, int(assignment["index"]), value, values)
     return parsed
+
+
+def _add_once(parsed: dict[Any, Any], key: Any, value: Any, values: str) -> None:
+    if key in parsed:
+        raise ValueError(f"Multiple assignments to variable {key!r} in {values!r}")
+    parsed[key] = value
 
 
 def _assignments(values: str) -> Iterator[re.Match[str]]:

@@ -6,6 +6,7 @@ which has no settings and results.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,15 +139,17 @@ def _data_of(folder: Path) -> dict[str, Any]:
 
 
 def _results_of(run: FoundRun) -> dict[str, Any]:
-    """Return status, step, devices, and of each metric of evaluations the last and the best value."""
+    """Return the values of _OF_SUMMARY, and of each metric of evaluations the last and the best one."""
     last_values = {name: run.summary.get(name) for name in _OF_SUMMARY}
+    # A run that was killed has written neither its status nor its last step to its summary.
     last_values |= {"status": run.status, "global_step": run.step, **run.metrics}
     facts = {name: value for name, value in last_values.items() if value is not None}
     for name, curve in read_metrics(run.folder).items():
         if is_of_evaluation(name):
-            values = [value for _, value in curve]
+            values = [value for _, value in curve if math.isfinite(value)]
             best = min if mode_of(name) == "min" else max
-            facts[f"best {name}"] = best(values)
+            if values:
+                facts[f"best {name}"] = best(values)
     return facts
 
 

@@ -306,6 +306,10 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         STOPS, contrib_data("tf.data.TextLineDataset('data.txt')\n    dataset = dataset.skip(1)\n"
                             "    dataset = dataset.map(decode)\n    dataset = dataset.batch_and_drop_remainder(2)"),
     ),
+    "a name that gfile has not, beside a URL": (
+        STOPS, contrib_data("tf.data.TextLineDataset('data.txt').skip(1).map(decode).batch(2)",
+                            "tf.io.gfile.Open if 'gs://bucket' else None"),
+    ),
     "an argument of shuffle": (
         STOPS, contrib_data("tf.data.TextLineDataset('data.txt').skip(1).map(decode).shuffle(size=2).batch(2)"),
     ),

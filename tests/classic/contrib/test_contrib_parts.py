@@ -49,6 +49,16 @@ def test_hparams_are_parsed_and_keep_their_types(messages: Messages) -> None:
         hparams.parse("rate[0]=1")
 
 
+def test_values_of_a_text_are_those_of_tensorflow_1() -> None:
+    kinds = {"a": int, "b": float}
+    parse_values = tf.contrib.training.parse_values
+    assert parse_values("a=1,b=[2,3]", kinds) == {"a": 1, "b": [2.0, 3.0]}
+    assert parse_values("a[1]=3,a[0]=2", kinds) == {"a": {1: 3, 0: 2}}
+    for text in ("a=1,a=2", "a[0]=1,a[0]=2", "a=1,a[0]=2", "a[0]=1,a=2", "a[0]=[1,2]", "c=1"):
+        with pytest.raises(ValueError):
+            parse_values(text, kinds)
+
+
 def test_create_train_op_runs_update_ops_before_the_gradient() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         weight, count = tf.get_variable("w", initializer=2.0), tf.get_variable("n", initializer=0.0, trainable=False)
