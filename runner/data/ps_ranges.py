@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.tf_private import datasets
+
 # A mark in resource names. Each time a dataset is opened, a number of the same length replaces it: the serialized graph
 # also holds the lengths of its texts.
 _OPENING = "@" * 20
@@ -132,14 +134,24 @@ class RangeIterator:
 
 def _why_read_here(data: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
     """Return (the reason why workers cannot read the data themselves, []), or (None, the datasets as graphs)."""
+    if not data.is_divided:
+        # A range is one of numbers, so each number must be the same element in the copies of all workers.
+        reason = datasets.why_without_a_seed(data.datasets[0])
+        if reason is not None:
+            return reason, []
     try:
-        definitions = [_graph_def_of(dataset) for dataset in data.datasets]
+        if data.is_divided:
+            definitions = [_graph_def_of(dataset) for dataset in data.datasets]
+        else:
+            definitions = [_graph_def_of(_in_order(data.datasets[0]))]
     except tf.errors.OpError as error:
         return error.message.partition("\n")[0], []
     for definition in definitions:
         for node in _nodes_of(definition):
             if node.op in _PYTHON:
                 return f"it runs Python code ({node.op})", []
+            if not data.is_divided and "deterministic" in node.attr:
+                node.attr["deterministic"].s = b"true"  # whatever the user's argument says
     return None, [_graph_of(definition) for definition in definitions]
 
 
@@ -148,6 +160,13 @@ def _nodes_of(definition: Any) -> Iterator[Any]:
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def
+
+
+def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset whose elements do not overtake each other, but for stages with an argument that says so."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
 
 
 def _graph_def_of(dataset: tf.data.Dataset) -> Any:

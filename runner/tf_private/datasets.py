@@ -178,10 +178,20 @@ def why_in_no_order(dataset: tf.data.Dataset) -> str | None:
     """
     with contextlib.suppress(AttributeError, TypeError, tf.errors.OpError):
         for stage in stages(dataset):
-            if hasattr(stage, "_seed") and not _is_seeded(stage):
-                return f"{_name_of(stage)} has no seed"
             if getattr(stage, "_deterministic", None) == "false":
                 return f"{_name_of(stage)} has deterministic=False"
+    return why_without_a_seed(dataset)
+
+
+def why_without_a_seed(dataset: tf.data.Dataset) -> str | None:
+    """Return which random stage of `dataset` draws other numbers in each process; None: none is known.
+
+    Private: see `why_not_repeatable`. When it moves: None.
+    """
+    with contextlib.suppress(AttributeError, TypeError, tf.errors.OpError):
+        for stage in stages(dataset):
+            if hasattr(stage, "_seed") and not _is_seeded(stage):
+                return f"{_name_of(stage)} has no seed"
     return None
 
 

@@ -79,7 +79,7 @@ def assert_trained_as_alone(found: Mapping[str, Any]) -> None:
     np.testing.assert_allclose(served_predictions, alone_predictions, rtol=1e-5)
 
 
-@pytest.mark.parametrize("source", ["known", "unknown", "python"])
+@pytest.mark.parametrize("source", ["known", "unknown", "python", "unordered", "unseeded"])
 def test_each_example_is_trained_on_once_an_epoch(source: str, cases: Cases) -> None:
     """403 examples in batches of 8, the last of 3: 51 updates an epoch, by two workers that take what comes."""
     assert cases["epochs"][source] == [[[2.0, 403]], 102]

@@ -126,6 +126,20 @@ def numbers(num_examples: int, shuffle: bool = True) -> tf.data.Dataset:
     return dataset.shuffle(num_examples) if shuffle else dataset
 
 
+def overtaking(num_examples: int) -> tf.data.Dataset:
+    """Numbers of which each third takes longer; later ones overtake it, by an argument and by an option."""
+
+    def work(number: tf.Tensor) -> tf.Tensor:
+        size = tf.where(number % 3 == 0, 200, 2)
+        matrix = tf.ones([size, size])
+        return number + tf.cast(tf.reduce_sum(matrix @ matrix) * 0.0, tf.int64)
+
+    options = tf.data.Options()
+    options.deterministic = False
+    by_argument = tf.data.Dataset.range(num_examples).map(work, num_parallel_calls=4, deterministic=False)
+    return by_argument.map(work, num_parallel_calls=4).with_options(options)
+
+
 def seen(estimator: Estimator) -> list[list[float]]:
     """How many examples were seen 0, 1, 2, .. times, as (times, examples) pairs."""
     times, examples = np.unique(estimator.get_variable_value("seen"), return_counts=True)
@@ -142,12 +156,15 @@ def step_of(estimator: Estimator) -> int:
 def epochs(around: Surroundings) -> Any:
     """Each example once an epoch, whatever is known of the length, and when a second call goes on."""
     found = {}
+    shuffled_anywhere = numbers(403)  # outside of an input function, so its shuffle gets no seed
     sources = {
         "known": lambda: numbers(403).batch(8),
         "unknown": lambda: numbers(403).filter(lambda number: number >= 0).batch(8),
         "python": lambda: tf.data.Dataset.from_generator(
             lambda: range(403), output_signature=tf.TensorSpec([], tf.int64)
         ).batch(8),
+        "unordered": lambda: overtaking(403).batch(8),
+        "unseeded": lambda: shuffled_anywhere.batch(8),
     }
     for name, source in sources.items():
         estimator = around.estimator(counting(403), f"epochs-{name}", steps_per_loop=12)

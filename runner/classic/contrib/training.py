@@ -214,7 +214,10 @@ def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:
             raise ValueError(f"Malformed hyperparameter value: {values[assignment.start() :]}")
         parse = _parser(type_map[name])
         items = assignment["list"]
-        value = parse(assignment["one"].strip()) if items is None else _parsed_list(parse, items)
+        if items is None:
+            value = parse(assignment["one"].strip())
+        else:
+            value = _parsed_list(parse, items)
         if assignment["index"] is None:
             _add_once(parsed, name, value, values)
             continue
