@@ -4,9 +4,10 @@ A model_fn that goes through a set makes its variables in another order in each 
 differ. Their names (`dense`, `dense_1`) and shapes may be the same all the same, and the workers would add up the
 gradients of different tables. So they compare for what each variable is used: a digest of the graph that leads to it.
 
-A digest covers types of operations, their attributes and small integer constants such as axes. It does not cover what
-differs between processes that compute the same: names, paths, tokens of Python functions, seeds, what an operation only
-passes on (a print), sums in another order, and all that no variable of the model depends on (summaries).
+A digest covers types of operations, their attributes and constants: axes, rates, the texts to which a feature is
+compared. It does not cover what differs between processes that compute the same: names, paths, tokens of Python
+functions, seeds, the last digits of numbers, what an operation only passes on (a print), sums in another order, and all
+that no variable of the model depends on (summaries).
 
 In the step of all local replicas they then compare their messages: the operations of type "Collective...", by which
 workers sum values or gather them. All workers must run the same ones in the same order.
@@ -20,6 +21,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from runner.distribute.collectives import Collectives
@@ -43,8 +45,10 @@ _SEEDS = frozenset({"seed", "key", "counter", "alg"})
 workers."""
 _MAX_STEPS_BACK = 10
 """Largest number of operations from a collective operation back to the one that a line of the user's code made."""
-_MAX_INTEGERS = 16
-"""Largest number of integers in a constant that counts as a part of the graph: axes, shapes, indices of columns."""
+_MAX_FLOATS = 16
+"""Largest number of floats in a constant that counts as a part of the graph: rates, weights of losses. The last digits
+of tables that NumPy computes (positions, windows) may differ between processors.
+"""
 
 
 class WorkersDifferError(ValueError):
@@ -208,7 +212,7 @@ def messages_of(graph: Any, inputs: Iterable[tf.Tensor], variables: Sequence[Gra
       variables: the variables in the order in which they are made.
     """
     collectives = [operation for operation in graph.get_operations() if operation.type.startswith("Collective")]
-    structure = _Structure(inputs, variables, with_integers=False)  # the index of a replica is such a constant
+    structure = _Structure(inputs, variables, with_constants=False)  # the index of a replica is such a constant
     structure.add_all(graph, collectives)
     messages = []
     for operation in collectives:
@@ -240,7 +244,7 @@ class _Structure:
     Args:
       inputs: the inputs of the step, in order.
       variables: the variables in the order in which they are made.
-      with_integers: small constants of integers are a part of what an operation computes.
+      with_constants: the values of constants are a part of what an operation computes.
 
     Attributes:
       first_uses: index of a variable -> digest of the first operation that computes with the variable and something
@@ -248,9 +252,9 @@ class _Structure:
     """
 
     def __init__(
-        self, inputs: Iterable[tf.Tensor], variables: Iterable[GraphVariable], *, with_integers: bool = True
+        self, inputs: Iterable[tf.Tensor], variables: Iterable[GraphVariable], *, with_constants: bool = True
     ) -> None:
-        self._with_integers = with_integers
+        self._with_constants = with_constants
         self.first_uses: dict[int, int] = {}
         self._digests_of_operations: dict[str, int] = {}  # name of an operation -> digest
         self._digests: dict[str, int] = {}  # name of a tensor -> digest
@@ -320,7 +324,7 @@ class _Structure:
         digests_of_inputs = [self._digests.get(name, 0) for name in input_names]
         if operation.type in _COMMUTATIVE:
             digests_of_inputs.sort()
-        attributes = _attributes(operation, with_integers=self._with_integers)
+        attributes = _attributes(operation, with_constants=self._with_constants)
         digest = _digest_of((operation.type, digests_of_inputs, attributes))
         self._digests_of_operations[operation.name] = digest
         for number, output in enumerate(operation.outputs):
@@ -393,7 +397,7 @@ def _without_seeds(input_names: Sequence[str], operation: tf.Operation) -> list[
     return kept
 
 
-def _attributes(operation: tf.Operation, *, with_integers: bool) -> list[Any]:
+def _attributes(operation: tf.Operation, *, with_constants: bool) -> list[Any]:
     """Return what the attributes of an operation, and the functions that it calls, say about what it computes."""
     found: list[Any] = []
     for name, value in sorted(operation.node_def.attr.items()):
@@ -406,23 +410,32 @@ def _attributes(operation: tf.Operation, *, with_integers: bool) -> list[Any]:
         elif kind == "list":
             numbers = value.list
             found += [name, list(numbers.i), list(numbers.b), list(numbers.f), list(numbers.type)]
-        elif kind == "tensor" and with_integers:
-            found.append(_integers(operation))
+        elif kind == "tensor" and with_constants:
+            found.append(_values_of(operation))
     # Only types: the names of functions and of their nodes may differ between processes.
     found += sorted(node.op for node in nodes_called_by(operation))
     return found
 
 
-def _integers(constant: tf.Operation) -> list[int]:
-    """Return the values of a constant with a few integers; [] for another."""
+def _values_of(constant: tf.Operation) -> list[Any]:
+    """Return the values of a constant as far as all workers must have the same: integers, truth values, texts that are
+    no paths, and three digits of a few floats.
+    """
     (output,) = constant.outputs
-    is_small = output.dtype.is_integer and output.shape.num_elements() <= _MAX_INTEGERS
-    if not is_small:
+    dtype = output.dtype
+    is_table = dtype.is_floating and output.shape.num_elements() > _MAX_FLOATS
+    if is_table:
         return []
     value = tf.get_static_value(output)
     if value is None:
         return []
-    return value.ravel().tolist()
+    if dtype.is_integer or dtype.is_bool:
+        return value.ravel().tolist()
+    if dtype.is_floating:
+        return [f"{float(number):.3g}" for number in value.ravel()]
+    if dtype == tf.string:
+        return [text for text in np.ravel(value).tolist() if b"/" not in text]
+    return []
 
 
 def _digest_of(facts: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -104,6 +105,26 @@ def other_parameters_of_a_distribution(features: tf.Tensor, worker: int) -> tf.T
     return Layer(4)(features) * tf.random.gamma([], alphas)
 
 
+def other_order_of_texts(features: tf.Tensor, worker: int) -> tf.Tensor:
+    values = ["f", "m"] if worker else ["m", "f"]
+    sex = tf.where(features[:, 0] > 0.5, "m", "f")
+    return Layer(4)(tf.stack([tf.cast(tf.equal(sex, value), tf.float32) for value in values], 1))
+
+
+def other_weights_of_parts(features: tf.Tensor, worker: int) -> tf.Tensor:
+    weights = [0.7, 0.3] if worker else [0.3, 0.7]
+    return Layer(4)(weights[0] * features[:, :2] + weights[1] * features[:, 1:])
+
+
+def other_order_of_many_columns(features: tf.Tensor, worker: int) -> tf.Tensor:
+    columns = [number % 3 for number in range(30)]
+    return Layer(4)(tf.gather(features, columns[::-1] if worker else columns, axis=1))
+
+
+def other_rates(features: tf.Tensor, worker: int) -> tf.Tensor:
+    return Layer(4)(tf.nn.dropout(features, 0.5 if worker else 0.1))
+
+
 def other_values_that_are_drawn(features: tf.Tensor, worker: int) -> tf.Tensor:
     return Layer(4)(tf.random.shuffle(-features if worker else features))
 
@@ -120,6 +141,10 @@ DIFFER: dict[Build, str] = {
     other_activation_of_the_last: "dense/kernel",
     other_parameters_of_a_distribution: "dense/kernel",
     other_values_that_are_drawn: "dense/kernel",
+    other_order_of_texts: "dense/kernel",
+    other_weights_of_parts: "dense/kernel",
+    other_order_of_many_columns: "dense/kernel",
+    other_rates: "dense/kernel",
 }
 """Model -> name of the first variable that differs."""
 
@@ -202,9 +227,26 @@ def seeds(features: tf.Tensor, worker: int) -> tf.Tensor:
     return hidden + tf.random.stateless_normal([4], [worker, 1])
 
 
+def last_digits(features: tf.Tensor, worker: int) -> tf.Tensor:
+    """As of tables and numbers that NumPy computes on another processor."""
+    positions = np.sin(np.arange(24, dtype="float32")).reshape(8, 3)
+    scale = np.exp(np.float32(1.0))
+    if worker:
+        positions = np.nextafter(positions, np.float32(2.0))
+        scale = np.nextafter(scale, np.float32(3.0))
+    return Layer(4)(features * scale + positions)
+
+
+def paths(features: tf.Tensor, worker: int) -> tf.Tensor:
+    path = Path(v1.test.get_temp_dir()) / f"scale_{worker}.txt"
+    path.write_text("2.0")
+    return Layer(4)(features * tf.strings.to_number(tf.io.read_file(str(path))))
+
+
 SAME = (
     functions_of_other_names, tokens_of_python_functions, shared_names_and_paths, summaries_of_the_chief,
     prints_of_the_chief, branches_of_the_chief, sums_in_another_order, seeds,
+    last_digits, paths,
 )  # fmt: skip
 
 
