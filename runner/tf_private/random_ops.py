@@ -67,13 +67,13 @@ def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec)
 
 
 def loop_counter(graph: Any) -> tf.Tensor | None:
-    """Return the number of earlier iterations of the tf.while_loop with body `graph`, an int32 scalar; None: not a loop
-    body.
+    """Return the number of earlier iterations of the tf.while_loop whose body or condition is `graph`, an int32 scalar;
+    None: it is of no loop.
 
-    Private: `WhileBodyFuncGraph`, whose first argument is the counter. While the body is traced, TensorFlow has not
-    listed the arguments yet, but they are its first operations.
+    Private: `WhileBodyFuncGraph` and `WhileCondFuncGraph`, whose first argument is the counter. While they are traced,
+    TensorFlow has not listed the arguments yet, but they are their first operations.
     """
-    if type(graph).__name__ != "WhileBodyFuncGraph":
+    if type(graph).__name__ not in ("WhileBodyFuncGraph", "WhileCondFuncGraph"):
         return None
     counter = graph.get_operations()[0].outputs[0]
     assert counter.op.type == "Placeholder" and counter.dtype == tf.int32 and counter.shape.rank == 0, counter

@@ -59,6 +59,12 @@ def looping() -> tf.Tensor:
     return tf.while_loop(lambda i, _: i < 3, outer, [0, 0.0])[1]
 
 
+def until_drawn() -> tf.Tensor:
+    """The number of draws below 0.8 in a row, at most 200."""
+    number = tf.while_loop(lambda i: tf.random.uniform([]) < 0.8, lambda i: i + 1, [0], maximum_iterations=200)
+    return tf.cast(number, tf.float32)
+
+
 @tf.function
 def of_a_module() -> tf.Tensor:
     return tf.random.uniform([3])
@@ -103,6 +109,12 @@ def test_a_resumed_run_draws_what_an_undisturbed_one_draws(name: str, tmp_path: 
     assert len(set(undisturbed)) == 5, "each step draws anew"
     assert "differs from an undisturbed" not in caplog.text
     assert losses(DRAWS[name], tmp_path / "c", 5, seed=4) != undisturbed
+
+
+def test_the_condition_of_a_loop_draws_anew_in_each_iteration(tmp_path: Path) -> None:
+    numbers = losses(until_drawn, tmp_path / "a", 6)
+    assert 1 < max(numbers) < 200 and len(set(numbers)) > 2
+    assert losses(until_drawn, tmp_path / "b", 2) + losses(until_drawn, tmp_path / "b", 4) == numbers
 
 
 @pytest.mark.slow
