@@ -70,6 +70,12 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer of events may open its file late, by a relative path, when `contract.result` has come back."""
+    monkeypatch.chdir(tmp_path_factory.getbasetemp())
+
+
 @pytest.mark.parametrize(
     ("call", "of_2_15"), [pair for table in contract.TABLES for pair in contract.expected(table).items()]
 )

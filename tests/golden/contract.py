@@ -1565,4 +1565,6 @@ def results(table: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # A writer of events may open its file late, by a relative path, when `result` has come back to this folder.
+    os.chdir(tempfile.mkdtemp())
     print(json.dumps({table: results(table) for table in sys.argv[1:]}))
