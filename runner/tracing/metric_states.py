@@ -148,7 +148,7 @@ class KeptMetrics:
                 copy.assign(tf.cast(value, copy.dtype))
             found: dict[str, Any] = {}
             for name, value in self._compute_pairs().items():
-                found[name] = value.numpy()
+                found[name] = tf.nest.map_structure(lambda tensor: tensor.numpy(), value)
             for name, metric in self._metrics.items():
                 if is_keras_metric(metric):
                     found[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
