@@ -193,15 +193,16 @@ def test_a_warm_start_with_vocabularies_gives_each_word_its_row(tmp_path: Path) 
 # --- names that Keras gives -----------------------------------------------------------------------------------------
 
 
-def of_two_columns(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-    """Params: first: the modes that make the layer of `text`; names: those of the layers of `text` and `word`."""
-    names = params.get("names", {})
+def of_two_scales(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """Params: first: the modes that make the layer of large numbers; names: those of the layers, large and small."""
+    # Layers of bins: the tables of words clash with those of other models of the process, by the names of operations.
+    large_name, small_name = params.get("names", (None, None))
     if mode in params["first"]:
-        text = layers.StringLookup(name=names.get("text"))
-        text.adapt(TEXTS)
-    word = layers.StringLookup(output_mode="one_hot", name=names.get("word"))
-    word.adapt(WORDS)
-    row = word(features["word"])
+        large = layers.Discretization(num_bins=3, name=large_name)
+        large.adapt(NUMBERS + 100)
+    small = layers.Discretization(num_bins=3, output_mode="one_hot", name=small_name)
+    small.adapt(NUMBERS)
+    row = small(features["number"])
     predictions = layers.Dense(1, name="out")(row)
     if mode == "infer":
         return EstimatorSpec(mode, predictions={"y": predictions, "row": row})
@@ -209,44 +210,53 @@ def of_two_columns(features: Any, labels: Any, mode: str, params: Any) -> Estima
     return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1))
 
 
-def of_columns(folder: Path, first: str, **params: Any) -> Estimator:
-    return Estimator(of_two_columns, folder, params={"first": first.split(), **params})
+def of_scales(folder: Path, first: str, **params: Any) -> Estimator:
+    return Estimator(of_two_scales, folder, params={"first": first.split(), **params})
 
 
-def served_word() -> ServingInputReceiver:
-    features = {"word": tf.compat.v1.placeholder(tf.string, [None])}
+def served_number() -> ServingInputReceiver:
+    features = {"number": tf.compat.v1.placeholder(tf.float32, [None])}
     return ServingInputReceiver(features, features)
 
 
+def check_bins(trainer: Estimator) -> None:
+    """Check that the predictions have numbers in each bin: all are in the first one by the bounds of large numbers."""
+    rows = np.array([one["row"] for one in trainer.predict(batches(4))])
+    assert rows.sum(0).all()
+
+
 def test_a_layer_that_gets_the_name_of_another_in_prediction_is_refused(tmp_path: Path, messages: Messages) -> None:
-    trainer = of_columns(tmp_path / "run", "train eval").train(batches(4))
+    trainer = of_scales(tmp_path / "run", "train eval").train(batches(4))
     trainer.evaluate(batches(4))
     with messages.raised(ValueError):
         next(iter(trainer.predict(batches(4))))
     with messages.raised(ValueError):
-        trainer.export_saved_model(tmp_path / "served", served_word)
+        trainer.export_saved_model(tmp_path / "served", served_number)
 
 
 def test_the_names_under_which_layers_learnt_tell_them_apart(tmp_path: Path) -> None:
-    of_columns(tmp_path, "train eval").train(batches(4))
-    named = of_columns(tmp_path, "train eval", names={"text": "string_lookup", "word": "string_lookup_1"})
-    rows = np.array([one["row"] for one in named.predict(batches(4))])
-    np.testing.assert_array_equal(rows[:, 0], np.zeros(len(WORDS)))  # none is unknown
-    named.export_saved_model(tmp_path / "served", served_word)
+    of_scales(tmp_path / "run", "train eval").train(batches(4))
+    named = of_scales(tmp_path / "run", "train eval", names=("discretization", "discretization_1"))
+    check_bins(named)
+    named.export_saved_model(tmp_path / "served", served_number)
 
 
 def test_layers_with_names_may_be_left_out(tmp_path: Path) -> None:
-    named = of_columns(tmp_path, "train eval", names={"text": "text", "word": "word"}).train(batches(4))
-    rows = np.array([one["row"] for one in named.predict(batches(4))])
-    np.testing.assert_array_equal(rows[:, 0], np.zeros(len(WORDS)))  # none is unknown
+    check_bins(of_scales(tmp_path, "train eval", names=("large", "small")).train(batches(4)))
+
+
+def test_all_layers_without_names_may_be_adapted_in_each_mode(tmp_path: Path) -> None:
+    trainer = of_scales(tmp_path, "train eval infer").train(batches(4))
+    trainer.evaluate(batches(4))
+    check_bins(trainer)
 
 
 def test_a_layer_that_only_evaluation_makes_is_refused_and_training_goes_on(tmp_path: Path, messages: Messages) -> None:
-    trainer = of_columns(tmp_path, "eval").train(batches(4), max_steps=3)
+    trainer = of_scales(tmp_path, "eval").train(batches(4), max_steps=3)
     with messages.raised(ValueError):
         trainer.evaluate(batches(4))
     trainer.train(batches(4), max_steps=5)
-    resumed = of_columns(tmp_path, "eval").train(batches(4), max_steps=7)
+    resumed = of_scales(tmp_path, "eval").train(batches(4), max_steps=7)
     assert resumed.get_variable_value("global_step") == 7
 
 
