@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,11 @@ class Vocabulary:
             number = getattr(self, name)
             if number is not None and number < 0:
                 raise ValueError(f"{name}={number} of a vocabulary: must not be negative.")
+
+    def has_all(self, words: Iterable[Any]) -> bool:
+        """Return whether all `words`, texts or numbers, are tokens of the new model."""
+        tokens = _read_tokens(self.new_vocab, self.new_vocab_size)
+        return set(map(str, words)) <= set(tokens)
 
     def places(self, name: str, new: Sequence[int], old: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return (places here, places in the checkpoint), int64 `[n]`, of the n tokens that both vocabularies have.

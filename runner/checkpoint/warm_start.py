@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from runner.run_config import WarmStart
 from runner.system.suggestions import did_you_mean
 from runner.system.urls import is_url
 from runner.tf_private import tensor_bundle
+from runner.tracing.adapted_layers import ADAPTED
 from runner.tracing.variable_request import VariableSpec
 
 _SAVED_MODEL = os.path.join("variables", "variables")
@@ -91,17 +93,19 @@ class Values(Protocol):
         """Set slices of a variable to `values`, `[n, ...]`. `places`: rows, or rows and columns, `[n, 1 or 2]`."""
 
 
-def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values) -> Loaded:
+def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values, adapted: Mapping[str, Any]) -> Loaded:
     """Load the values of a warm start in parts of bounded size; a larger tensor is read alone.
 
     Args:
       settings: the checkpoint, and which variables to load.
       specs: name -> spec (shape and dtype) of the model's variables.
       values: sets them.
+      adapted: what layers of the new model have learnt by `adapt`, as in `adapted_layers`.
 
     Raises:
       ValueError: there is no such checkpoint; a variable has another shape there; a variable named in full in `include`
-        is missing, or with `strict` any; an expression matches no variable; or nothing is loaded.
+        is missing, or with `strict` any; an expression matches no variable; nothing is loaded; or a layer learnt
+        something else there, and a variable may have a row for each value that it learnt.
     """
     path = _find_checkpoint(settings.checkpoint, settings.words.checkpoint)
     source = Reader(path)
@@ -123,6 +127,7 @@ def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values)
     _check_rules(settings, specs, candidates, used_rules)
     _check_found(settings, source, sources, not_found)
     _check_shapes(settings, source, sources, specs)
+    _check_adapted(settings, source, sources, specs, adapted)
     # Variables without a vocabulary, all at once.
     shapes: dict[str, Sequence[int]] = {}
     entries: dict[str, tuple[str, tf.DType]] = {}
@@ -371,6 +376,61 @@ def _check_shapes(
             f"{words.settings}: shapes differ from those in {source.path}: {'; '.join(wrong)}. Exclude these variables "
             f"with a regular expression in {words.include}; (?!head/).* means all but those in head/."
         )
+
+
+def _check_adapted(
+    settings: WarmStart,
+    source: Reader,
+    sources: Mapping[str, str],
+    specs: Mapping[str, VariableSpec],
+    adapted: Mapping[str, Any],
+) -> None:
+    """Raise ValueError if rows may be loaded that belong to other words than here, in silence: a layer of the same name
+    has learnt other words, or other bounds of bins.
+
+    Args:
+      sources: as in `Loaded`.
+      adapted: as in `load`.
+    """
+    words = settings.words
+    adapted_there = source.extra().get(ADAPTED, {})
+    for layer, learnt in adapted.items():
+        learnt_there = adapted_there.get(layer, learnt)
+        if learnt_there == learnt:
+            continue
+        (values_here,) = learnt.values()  # the vocabulary, or the bounds
+        (values_there,) = learnt_there.values()
+        is_mapped = False
+        for vocabulary in settings.vocabularies.values():
+            is_mapped |= vocabulary.has_all(values_here)
+        if is_mapped:
+            continue
+        # Which variables depend on the layer is not known. One that is smaller has no row for each value.
+        num_values = min(len(values_here), len(values_there))
+        suspects: list[str] = []
+        for name in sources:
+            longest = max(specs[name].shape.as_list(), default=0)
+            if name not in settings.vocabularies and longest >= num_values:
+                suspects.append(name)
+        if suspects:
+            value_there, value_here = _first_difference(values_there, values_here)
+            raise ValueError(
+                f"{words.settings}: by adapt, the layer {layer!r} learnt something else in {source.path} than here: "
+                f"the first value that differs is {value_there} there and {value_here} here. So the rows of "
+                f"{', '.join(suspects)} may be those of other values. Adapt the layer to the same data as there, map "
+                f"the rows with {words.vocabularies}, or exclude the variables with {words.include}. If they do not "
+                "depend on the layer, give it another name here."
+            )
+
+
+def _first_difference(there: Sequence[Any], here: Sequence[Any]) -> tuple[str, str]:
+    """Return the first values in which two lists differ, for a message."""
+    for value_there, value_here in itertools.zip_longest(there, here):
+        if value_there != value_here:
+            break
+    shown_there = "missing" if value_there is None else repr(value_there)
+    shown_here = "missing" if value_here is None else repr(value_here)
+    return shown_there, shown_here
 
 
 def _suggest(name: str, names: list[str]) -> str:

@@ -58,6 +58,7 @@ class ExportGraph:
       restore: a function that runs the `restore` that the user's class of saver overrides; None: it does not override
         it. Called with (path of a checkpoint, dicts name -> value of the variables found by name, names), it yields
         dicts name -> value for `names`.
+      adapted: what layers of Keras have learnt, as in `adapted_layers`.
     """
 
     graph: tf.Graph
@@ -71,6 +72,7 @@ class ExportGraph:
     saver_def: Any = None
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     restore: Callable[[str, Iterator[Mapping[str, Any]], Iterable[str]], Iterator[dict[str, Any]]] | None = None
+    adapted: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def build_graph(
@@ -124,7 +126,7 @@ def build_graph(
             whole=receiver.asks_for_all,
         )
         restore = functools.partial(_restore, made_variables, scaffold.saver) if scaffold.restores else None
-        return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
+        return dataclasses.replace(exported, keys=scaffold.keys, restore=restore, adapted=store.adapted)
 
 
 # --- the context in which model_fn runs ---------------------------------------------------------------------------

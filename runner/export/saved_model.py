@@ -394,7 +394,10 @@ def _new_values(
             owners |= dict.fromkeys(pieces, values)
 
         if config.warm_start is not None:
-            warm_start.load(config.warm_start, specs, _WarmStartedValues(owners, specs))
+            adapted: dict[str, Any] = {}
+            for exported in graphs:
+                adapted.update(exported.adapted)
+            warm_start.load(config.warm_start, specs, _WarmStartedValues(owners, specs), adapted)
         return read_in_parts(owners, open_sessions.pop_all())
 
 

@@ -301,7 +301,7 @@ class Model:
           ValueError: as in `warm_start.load`.
         """
         with seeded(self._config.seed):
-            return warm_start.load(settings, self.store.saved_specs, self)
+            return warm_start.load(settings, self.store.saved_specs, self, self.store.adapted)
 
     def read(self, path: str, entries: Mapping[str, tuple[str, tf.DType]]) -> None:
         """Load variables from the checkpoint `path`, in parts: name -> (key, dtype) there."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -29,9 +31,8 @@ _KINDS = ("StringLookup", "IntegerLookup", "TextVectorization", "Discretization"
 """Those of `keras.layers` whose state is no variable. `Normalization` keeps its in variables, as layers do."""
 
 
-def adapting_once(
-    graph: tf.Graph | None, adapted: dict[str, Any], workers: Collectives
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def adapting_once(graph: tf.Graph | None, adapted: dict[str, Any], workers: Collectives) -> Iterator[None]:
     """Let `adapt` learn outside of the trace of `graph`, or only give the layer what has been learnt before.
 
     Does nothing if Keras 3 has not been imported before the trace.
@@ -40,9 +41,14 @@ def adapting_once(
       graph: the graph in which the layers make their tables; None: model_fn runs eagerly.
       adapted: name of a layer -> what it has learnt; what is learnt is added.
       workers: those that make the same trace at the same time: the chief learns for all.
+
+    Raises:
+      ValueError: on leaving, automatic names of layers may stand for other layers than those that learnt.
     """
     if "keras" not in sys.modules:
-        return contextlib.nullcontext()
+        yield
+        return
+    import keras
     from keras import layers
 
     adapting = _Adapting(graph, adapted, workers)
@@ -50,7 +56,17 @@ def adapting_once(
     for name in _KINDS:
         kind = getattr(layers, name)
         replacements.append((kind, "adapt", adapting.once(kind.adapt)))
-    return all_replaced(*replacements)
+    replacements.append((keras.Operation, "__init__", adapting.noting_unnamed(keras.Operation.__init__)))
+    with all_replaced(*replacements):
+        yield
+    adapting.check_automatic_names()
+
+
+class _LayersOfThread(threading.local):
+    """Name -> layer that is adapted in this thread. Each replica of a trace has a thread, and layers of its own."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Any] = {}
 
 
 class _Adapting:
@@ -60,17 +76,20 @@ class _Adapting:
         self._graph = graph
         self._adapted = adapted
         self._workers = workers
-        self._learners: dict[str, Any] = {}  # name of a layer -> the layer that learnt in this trace
+        self._names_before = frozenset(adapted)
+        self._layers = _LayersOfThread()
+        self._names: set[str] = set()  # of the layers that are adapted in this trace, in all threads
+        self._unnamed: dict[int, Any] = {}  # id -> layer that was made without a name in this trace
+        self._automatic_names: set[str] = set()  # those of `_names` that Keras made up
 
     def once(self, adapt: Callable[..., None]) -> Callable[..., None]:
         """Return the method that replaces `adapt` of a class of layers."""
 
         def adapt_once(layer: Any, data: Any, *args: Any, **kwargs: Any) -> None:
+            self._note(layer)
             if layer.name not in self._adapted:
                 learn = functools.partial(_learn_from, layer, adapt, data, *args, **kwargs)
                 self._adapted[layer.name] = self._learn_on_chief(layer.name, learn)
-                self._learners[layer.name] = layer
-            self._check_name(layer)
             self.in_graph(_give)(layer, self._adapted[layer.name])
 
         return adapt_once
@@ -87,13 +106,55 @@ class _Adapting:
 
         return call
 
-    def _check_name(self, layer: Any) -> None:
-        learner = self._learners.get(layer.name, layer)
-        is_eager = self._graph is None  # each step makes the layers anew
-        if learner is not layer and not is_eager:
+    def noting_unnamed(self, init: Callable[..., None]) -> Callable[..., None]:
+        """Return the method that replaces `keras.Operation.__init__`, by which each layer gets its name."""
+
+        @functools.wraps(init)
+        def init_noting(layer: Any, name: str | None = None, **kwargs: Any) -> None:
+            init(layer, name=name, **kwargs)
+            if name is None:
+                self._unnamed[id(layer)] = layer
+
+        return init_noting
+
+    def _note(self, layer: Any) -> None:
+        """Note that a layer is adapted.
+
+        Raises:
+          ValueError: another layer with its name is adapted, too.
+        """
+        first = self._layers.by_name.setdefault(layer.name, layer)
+        if first is not layer:
             raise ValueError(
                 f"Two layers with the name {layer.name!r} are adapted, and a checkpoint keeps what a layer has learnt "
                 "by its name. Give one of them another name."
+            )
+        self._names.add(layer.name)
+        if id(layer) in self._unnamed:
+            self._automatic_names.add(layer.name)
+
+    def check_automatic_names(self) -> None:
+        """Check that automatic names stand for the layers that learnt under them.
+
+        Keras counts layers anew in each trace (`string_lookup`, `string_lookup_1`). Where a mode leaves out a layer,
+        the next one gets its name, and would get its words.
+
+        Raises:
+          ValueError: with such names, this trace adapts other layers than have learnt.
+        """
+        for name in sorted(self._automatic_names):
+            base = re.sub(r"_\d+$", "", name)
+            learnt_before = _numbered(base, self._names_before)
+            adapted_here = _numbered(base, self._names)
+            if not learnt_before or learnt_before == adapted_here:
+                continue
+            for new_name in self._names - self._names_before:
+                self._adapted.pop(new_name, None)  # else the next checkpoint of a run that goes on would have it
+            raise ValueError(
+                f"model_fn adapts {_quoted(adapted_here)} in this mode, and {_quoted(learnt_before)} learnt before. "
+                "Keras numbers layers without a name in the order in which they are made, so these names may stand for "
+                "other layers here. Give the layers a name= in model_fn; if the model is trained already, the names "
+                "under which they learnt."
             )
 
     def _learn_on_chief(self, name: str, learn: Callable[[], Any]) -> Any:
@@ -115,6 +176,15 @@ class _Adapting:
                 f"adapts {name_on_chief!r}. All workers must make the same layers in the same order."
             )
         return learnt
+
+
+def _numbered(base: str, names: Collection[str]) -> list[str]:
+    """Return those of `names` that Keras gives to layers of one class: `base`, `base_1`, ..."""
+    return sorted(name for name in names if re.fullmatch(rf"{re.escape(base)}(_\d+)?", name))
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _learn_from(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
