@@ -122,6 +122,8 @@ class InputPipeline:
       num_micro_batches: number of parts of a replica's batch, which the replica computes one after the other.
       num_epochs: number of passes over the examples after which the dataset ends; None: not limited by passes.
       given: like dataset, but without what the division over workers has added (options, placeholder elements).
+      build_given: calls the input function again, for another number of passes, and returns its `given`. All workers
+        that train together call it together.
       is_chief: this process logs messages about the input; others stay silent.
       name: the input function's name, for messages.
       seed: the seed of shuffles without a seed of their own; a `DrawnSeed` differs in each process.
@@ -145,6 +147,7 @@ class InputPipeline:
     num_epochs: int | None = None
     _: dataclasses.KW_ONLY
     given: tf.data.Dataset
+    build_given: Callable[[int | None], tf.data.Dataset]
     is_chief: bool = True
     num_pipelines: int = 1
     pipeline_index: int = 0
@@ -434,6 +437,7 @@ def build_input_pipeline(
         num_micro_batches,
         num_epochs,
         given=given,
+        build_given=functools.partial(_build_given, call, place, service),
         name=name,
         seed=getattr(config, "seed", None),
         is_chief=place.worker_index == 0,
@@ -473,6 +477,14 @@ def _choose_part(call: _InputCall, place: WorkerPlace, service: DataService | No
             "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
         )
     return sharded
+
+
+def _build_given(
+    call: _InputCall, place: WorkerPlace, service: DataService | None, num_epochs: int | None
+) -> tf.data.Dataset:
+    """Return this worker's part of the data of `num_epochs` passes; the arguments are those of `_choose_part`."""
+    of_passes = dataclasses.replace(call, num_epochs=num_epochs)
+    return _choose_part(of_passes, place, service).dataset
 
 
 def _divide_steps(

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from runner.data.input_identity import source_of
 from runner.data.inputs import InputPipeline, check_examples
+from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 from runner.tf_private import datasets
 
 _log = logging.getLogger(__name__)
@@ -37,12 +38,15 @@ class SavedIterators(Protocol):
 
 @dataclasses.dataclass
 class InputPosition:
-    """The position of one process in its training input.
+    """The position of one process in its training input. A checkpoint holds that of the chief.
 
     Attributes:
       source: identifies the input; see `source_of`.
       ended: the input was read to its end; a resumed run starts from its beginning.
-      elements: number of elements read since the beginning of the dataset.
+      elements: number of elements read since the beginning of the dataset. If the workers' data ends at different
+        steps, it goes on growing after the end of this process's own data, as that of the others.
+      ahead: for each worker, how many elements it has read more than the chief, a number below 0 if it has read fewer.
+        They differ once max_epochs was raised after some data had ended. Empty: all have read as many.
       num_epochs: number of passes for which the input was opened; None: not limited by passes.
       num_pipelines: number of processes that read different data; 1 if there is one process or all read the same.
       skipped: how many of `elements` the iterator's dataset left out with `skip`. The state of such an iterator can
@@ -63,6 +67,11 @@ class InputPosition:
     seed: int | None = None
     size: int = -1
     passes: float = 0.0
+    ahead: list[int] = dataclasses.field(default_factory=list)
+
+    def ahead_of_chief(self, worker: int) -> int:
+        """Return how many elements `worker` has read more than the chief."""
+        return self.ahead[worker] if self.ahead else 0
 
     @classmethod
     def at_start(cls, source: str, pipeline: InputPipeline) -> InputPosition:
@@ -95,7 +104,8 @@ class TrainInput:
         steps = self.pipeline.remaining_steps(self.position.elements)
         self._is_end_known = steps is not None
         self.remaining_steps = math.inf if steps is None else steps
-        self._is_resumed = self.position.elements > 0
+        # The same on all workers, also on one that has no data, since they act on it together.
+        self._is_resumed = self.position.elements > 0 or any(self.position.ahead)
 
     @classmethod
     def open(
@@ -103,8 +113,9 @@ class TrainInput:
         pipeline: InputPipeline,
         checkpoint: SavedIterators | None = None,
         saved: Mapping[str, Any] | None = None,
+        collectives: Collectives = SINGLE_PROCESS,
     ) -> TrainInput:
-        """Open the input at the example that follows the last one before a checkpoint.
+        """Open the input at the example that follows the last one before a checkpoint. All workers call this together.
 
         It begins at the beginning of the data if the checkpoint belongs to another input, or if the input was read to
         its end. It does so, too, if the processes now divide the data in another way, because positions in one division
@@ -114,6 +125,7 @@ class TrainInput:
           pipeline: the data.
           checkpoint: the checkpoint; None: the input is read from its beginning.
           saved: the fields of the InputPosition in the checkpoint; None: it has none.
+          collectives: communication between the workers that train together.
         """
         position = InputPosition.at_start(source_of(pipeline), pipeline)
         if checkpoint is None or saved is None:
@@ -130,7 +142,7 @@ class TrainInput:
         elif is_at_end:
             return cls(pipeline, pipeline.open(), position, was_at_its_end=True)
         elif _is_divided_alike(saved_position, pipeline):
-            position.elements = saved_position.elements
+            _locate(pipeline, position, saved_position, collectives)
             return cls(pipeline, _open_after(pipeline, position, saved_position, checkpoint), position)
         else:
             _log.warning(
@@ -176,8 +188,9 @@ class TrainInput:
         num_batches = num_steps + repeated_steps
         check_examples(self.pipeline, num_batches, examples, are_first=position.elements == 0)
         elements_read = position.elements + num_steps * self.pipeline.division.elements_per_step
-        is_size_known = position.size >= 0
-        if is_size_known:
+        # Where data ends at different steps, the checkpoint's number holds for workers with more data than the chief's.
+        is_end_common = position.size >= 0 and not self.pipeline.division.ends_together
+        if is_end_common:
             # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so
             # that training with a larger max_epochs continues at the right element.
             elements_read = min(elements_read, position.size)
@@ -198,6 +211,45 @@ class TrainInput:
         return dataclasses.asdict(self.position)
 
 
+def _locate(pipeline: InputPipeline, position: InputPosition, saved: InputPosition, collectives: Collectives) -> None:
+    """Set in `position` how many elements this process has read, and how far other workers are ahead of the chief.
+
+    As long as the number of passes stays the same, each worker has read as many elements since the last start, if those
+    after the end of its data are counted. With more passes, the data of a worker that had ended goes on, so only
+    elements that existed count.
+
+    Args:
+      saved: the position in the checkpoint.
+    """
+    position.ahead = saved.ahead
+    position.elements = saved.elements + saved.ahead_of_chief(pipeline.pipeline_index)
+    same_passes = saved.num_epochs == pipeline.num_epochs
+    # A tf.data service deals its elements to whoever asks, so no worker has a size of its own. The coordinator of
+    # parameter servers counts what all workers have read together.
+    reads_own_data = pipeline.num_pipelines > 1 and collectives.num_workers > 1
+    if same_passes or not reads_own_data or pipeline.service is not None:
+        return
+    with pipeline.reading():
+        saved_passes = pipeline.build_given(saved.num_epochs)
+        position.elements = _count_up_to(position.elements, saved_passes)
+    elements_of_workers = collectives.gather(position.elements)
+    position.ahead = [int(elements - elements_of_workers[0]) for elements in elements_of_workers]
+
+
+def _count_up_to(limit: int, dataset: tf.data.Dataset) -> int:
+    """Return the number of elements of `dataset`, at most `limit`. It is read only if its size is not known."""
+    limited = dataset.take(limit)
+    size = int(limited.cardinality())
+    if size >= 0:
+        return size
+
+    def add_one(count: tf.Tensor, *_: Any) -> tf.Tensor:
+        return count + 1
+
+    add_one = tf.autograph.experimental.do_not_convert(add_one)
+    return int(limited.reduce(tf.constant(0, tf.int64), add_one))
+
+
 def _open_after(
     pipeline: InputPipeline, position: InputPosition, saved: InputPosition, checkpoint: SavedIterators
 ) -> Any:
@@ -213,8 +265,9 @@ def _open_after(
         return pipeline.open()
     same_passes = saved.num_epochs == pipeline.num_epochs
     if pipeline.why_no_state is None and same_passes and checkpoint.has_iterator(pipeline.pipeline_index):
-        position.skipped = saved.skipped
-        return _restore_iterator(pipeline, checkpoint, saved.skipped)
+        # Workers differ in what they have skipped as in what they have read: both began when max_epochs was raised.
+        position.skipped = saved.skipped + saved.ahead_of_chief(pipeline.pipeline_index)
+        return _restore_iterator(pipeline, checkpoint, position.skipped)
     # Do not open a second iterator to skip: two iterators of a dataset would share the state of its shuffle.
     log = _log.warning if pipeline.is_chief else _log.debug
     log("Reading %d batches again, to continue where %s stopped.", position.elements, checkpoint.path)
@@ -277,7 +330,8 @@ def _has_more(saved: InputPosition, pipeline: InputPipeline) -> bool:
 def _add_earlier_passes(position: InputPosition, saved: InputPosition, latest: str, *, says: bool) -> None:
     """Add the passes up to `saved`, the position in the checkpoint, to `position`; warn if they overrun a limit."""
     if saved.size > 0:
-        position.passes += saved.elements / saved.size * (saved.num_epochs or 1)
+        elements = min(saved.elements, saved.size)  # those of other workers may have gone on
+        position.passes += elements / saved.size * (saved.num_epochs or 1)
     if position.num_epochs and saved.elements and says:
         overrun = f"{saved.elements} batches"
         if position.passes:

@@ -203,4 +203,4 @@ class TrainSetupBuilder:
             with self._context.journal.phase("input"):
                 return TrainInput.open(pipeline)
         with self._context.journal.phase("restore"):
-            return TrainInput.open(pipeline, checkpoint, resumed.get("input"))
+            return TrainInput.open(pipeline, checkpoint, resumed.get("input"), self._context.collectives)

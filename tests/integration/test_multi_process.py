@@ -36,6 +36,7 @@ pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
     "native", "summed", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
+    "own_raised", "own_ended_early", "files_raised",
     "of_service", "unknown_length", "measured", "stopped_by_one", "slow_worker", "slow_evaluation", "fetched",
     "undisturbed", "stopped_early", "not_finite", "not_finite_variables", "sparse", "weighted_losses",
     "programs", "orders", "streams", "keras_promises", "one_file", "metrics_of_files", "pairs",
@@ -321,6 +322,27 @@ def test_input_of_each_workers_own_goes_on_from_a_count_of_its_batches(two: Gang
     folder = two.folder / "own_counted" / "pieces" / RUNNER_FILES
     states = {step: len(list(folder.glob(f"model.ckpt-{step}.input-*.index"))) for step in (2, 3, 4)}
     assert states == {2: 0, 3: 2, 4: 0} and not list(folder.glob(".model*"))
+
+
+@pytest.mark.parametrize("longer", ["first", "second"])
+def test_more_passes_begin_on_each_worker_after_its_own_last_batch(two: Gang, longer: str) -> None:
+    for found in two.results("own_raised"):
+        passes = found[longer].tolist()[:-1]
+        assert [sorted(id for step in steps for id in step) for steps in passes] == [list(range(10))] * 2
+
+
+def test_more_passes_over_files_begin_on_each_worker_after_its_own_last_batch(two: Gang) -> None:
+    for found in two.results("files_raised"):
+        for each in ("first", "second"):
+            steps = found[each].tolist()[:-1]
+            assert sorted(id for step in steps for id in step) == IDS
+
+
+def test_a_worker_goes_on_where_it_was_after_the_data_of_the_chief_has_ended(two: Gang) -> None:
+    for found in two.results("own_ended_early"):
+        whole = found["whole"].tolist()[:-1]
+        assert found["pieces"].tolist()[:-1] == whole
+        assert sorted(id for step in whole for id in step) == sorted(10 * list(range(8)))
 
 
 def test_a_tf_data_service_gives_each_example_to_one_of_the_workers(two: Gang) -> None:

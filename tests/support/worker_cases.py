@@ -380,6 +380,35 @@ def own_counted(folder: Path) -> dict[str, Any]:
 
 
 @case
+def own_raised(folder: Path) -> dict[str, Any]:
+    """Batches of each worker's own, of which one worker has more, for one pass, and then for more passes."""
+    found: dict[str, Any] = {}
+    for longer, counts in {"first": [6, 4], "second": [4, 6]}.items():
+        place = folder / longer
+        input = own(counts, 2)
+        see(place, input, max_epochs=1)
+        # Begins with a count, goes on with the state of the iterator, and ends with a count.
+        begin = see(place, input, 4, max_epochs=2)
+        middle = see(place, input, 5, max_epochs=2, checkpoint_input_state="counted")
+        end = see(place, input, max_epochs=2)
+        third = see(place, input, max_epochs=3)
+        second_pass = [*begin["ids"][:-1], *middle["ids"][:-1], *end["ids"][:-1]]
+        third_pass = [*third["ids"][:-1]]
+        found[longer] = np.array([second_pass, third_pass, None], dtype=object)
+    return found
+
+
+@case
+def own_ended_early(folder: Path) -> dict[str, Any]:
+    """The data of the chief ends before that of the other: at once, and from the count of a later step on."""
+    input = own([3, 5], 2, shuffle=True)
+    whole = see(folder / "whole", input, max_epochs=10)
+    pieces = [see(folder / "pieces", input, max_steps, max_epochs=10) for max_steps in (25, None)]
+    steps = [step for piece in pieces for step in piece["ids"][:-1]]
+    return {"whole": whole["ids"], "pieces": np.array([*steps, None], dtype=object)}
+
+
+@case
 def of_service(folder: Path) -> dict[str, Any]:
     """A tf.data service, which the chief starts, computes the batches: at once, and in two pieces."""
     file = folder / "address"
@@ -768,6 +797,15 @@ def files(folder: Path) -> dict[str, Any]:
     estimator = Estimator(ids_model, folder, config())
     metrics = estimator.evaluate(input)
     return {**found, "loss": metrics["loss"]}
+
+
+@case
+def files_raised(folder: Path) -> dict[str, Any]:
+    """One pass over files of unequal length, and then one more."""
+    input = lines(folder.parent / "lines", batch_size=4, shard="files")
+    first = see(folder, input, max_epochs=1)
+    second = see(folder, input, max_epochs=2)
+    return {"first": first["ids"], "second": second["ids"]}
 
 
 @case
