@@ -108,12 +108,14 @@ class _Adapting:
 
     def noting_unnamed(self, init: Callable[..., None]) -> Callable[..., None]:
         """Return the method that replaces `keras.Operation.__init__`, by which each layer gets its name."""
+        unnamed = self._unnamed
 
+        # With the arguments of Keras's own, by which `Operation.__new__` (Keras 3.15) makes the config of a layer.
         @functools.wraps(init)
-        def init_noting(layer: Any, name: str | None = None, **kwargs: Any) -> None:
-            init(layer, name=name, **kwargs)
+        def init_noting(self: Any, name: str | None = None) -> None:
+            init(self, name=name)
             if name is None:
-                self._unnamed[id(layer)] = layer
+                unnamed[id(self)] = self
 
         return init_noting
 
