@@ -18,7 +18,7 @@ from runner.config.settings.data_service import DataService
 from runner.data import sharding
 from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors
 from runner.data.iterators import OPEN, iterate
-from runner.data.ps_ranges import PsDataset, RangeIterator
+from runner.data.ps_ranges import PsDataset, RangeIterator, in_order
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.data.shared_stream import NOT_SHARED, SharedStream, Stream
@@ -514,9 +514,7 @@ def _divide_steps(
             "part, so the order must be the same.",
             _BLOCKS[call.mode],
         )
-    options = tf.data.Options()
-    options.deterministic = True  # each element must be the same on all workers
-    return given.with_options(options), sharded.division
+    return in_order(given), sharded.division  # each element must be the same on all workers
 
 
 def _deal_batches(

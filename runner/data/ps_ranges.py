@@ -140,10 +140,8 @@ def _why_read_here(data: PsDataset) -> tuple[str | None, list[tf.Tensor]]:
         if reason is not None:
             return reason, []
     try:
-        if data.is_divided:
-            definitions = [_graph_def_of(dataset) for dataset in data.datasets]
-        else:
-            definitions = [_graph_def_of(_in_order(data.datasets[0]))]
+        copied = data.datasets if data.is_divided else [in_order(data.datasets[0])]
+        definitions = [_graph_def_of(dataset) for dataset in copied]
     except tf.errors.OpError as error:
         return error.message.partition("\n")[0], []
     for definition in definitions:
@@ -162,7 +160,7 @@ def _nodes_of(definition: Any) -> Iterator[Any]:
         yield from function.node_def
 
 
-def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset whose elements do not overtake each other, but for stages with an argument that says so."""
     options = tf.data.Options()
     options.deterministic = True
